@@ -39,14 +39,17 @@ demo: $(VENV)/.base
 unexport PYTHONDONTWRITEBYTECODE
 
 # One worker a core, a file of tests each, so that what a module prepares is prepared once.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+# A worker that ends is not replaced: xdist would begin its file again, and again with the test that ended it.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 
-# The tests of the page drive Debian's chromium; where it cannot be installed they are skipped, and say so.
+# The tests of the pages drive Debian's chromium and axe-core; where these cannot be installed they are skipped, and say so.
 browser:
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \
 	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "installing chromium for the tests of the page ..." \
 	  && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-driver >/dev/null; } \
 	  || echo "chromium and chromedriver are not here (as root: apt-get install chromium chromium-driver)"
+	@test -e node_modules/axe-core/axe.min.js || { command -v npm >/dev/null && npm install --silent --no-save --no-package-lock axe-core >/dev/null; } \
+	  || echo "axe-core is not here (npm install --no-save axe-core)"
 
 test: $(VENV)/.dev browser
 	@$(PYTEST) -m "not openvino"
@@ -72,7 +75,7 @@ dist: $(VENV)/.dev
 	@$(BIN)/python -m build --no-isolation
 
 clean:
-	rm -rf $(VENV) build dist site .cache *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) node_modules build dist site .cache *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 # The peers live apart: timm imports torchvision, whose published builds expect another torch, so both
 # come without their dependencies and only benchmarks ever import them.

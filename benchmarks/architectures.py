@@ -18,7 +18,6 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -327,10 +326,8 @@ def shape_of(name: str, model: nn.Module) -> ViTConfig:
     tensors: dict[str, Tensor] = dict(model.state_dict())
     checkpoint = Checkpoint(path=Path(name), format="safetensors", tensors=tensors, settings=settings)
     family = Timm()
-    checkpoint = replace(checkpoint, parsed=family.parse_settings(checkpoint))
     joined = family.join_arrays(family.to_table_names(tensors), checkpoint)
-    reading = family.table.read(joined)
-    config = describe(checkpoint, family, tensors=joined, reading=reading, hints=LoadHints()).config
+    config = describe(checkpoint, family, joined, family.table.read(joined), LoadHints()).config
     assert isinstance(config, ViTConfig)
     return config
 

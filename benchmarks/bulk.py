@@ -29,7 +29,7 @@ import torch
 from PIL import Image
 
 import vitruvian as vt
-from vitruvian.bulk.job import JobRequest, ReadImages
+from vitruvian.bulk.job import Job, ReadImages
 from vitruvian.config import ViTConfig
 from vitruvian.inference import Encoder, load_batches
 
@@ -80,23 +80,12 @@ def rates(folder: Path, rounds: int, seconds: float, batch_size: int) -> dict[st
     bare, whole = [], []
     out = folder / "rate"
     shutil.rmtree(out, ignore_errors=True)
-    work = JobRequest(
-        task="embed",
-        data=folder / "manifest.csv",
-        model=encoder,
-        out=out,
-        split=None,
-        result={"dtype": "float16"},
-        piece=512,
-        batch_size=batch_size,
-        max_unreadable=0.25,
-        workers=0,
-    )
-    job = work.open()
+    data, result = folder / "manifest.csv", {"dtype": "float16"}
+    job = Job(task="embed", data=data, model=encoder, out=out, result=result, piece=512, batch_size=batch_size)
     load = ReadImages(job.images, job.preprocess)
-    loaded = next(load_batches(load, job.batches_of(0), ahead=batch_size))
+    loaded = next(load_batches(load, [range(batch_size)], ahead=batch_size))
     pixels = torch.stack([image for _, image in loaded if isinstance(image, torch.Tensor)])
-    identity, part = job.begin(), 0
+    written, part = job.begin(), 0
     for turn in range(rounds + 1):  # the first to warm up
         begun, count = clocks(), 0
         while clocks()[0] - begun[0] < seconds / 2:
@@ -105,7 +94,7 @@ def rates(folder: Path, rounds: int, seconds: float, batch_size: int) -> dict[st
         bare.append(count / (clocks() - begun))
         many = max(1, round(bare[-1][0] * seconds / 2 / 512)) if turn else 1
         begun = clocks()
-        count = sum(job.work(range(part, part + many), identity))
+        count = sum(job.work(range(part, part + many), written))
         part += many
         whole.append(count / (clocks() - begun))
     ratios = np.array(whole[1:]) / np.array(bare[1:])

@@ -23,8 +23,7 @@ from outliers import KINDS
 from unknown import ANSWERED, known_photos, logits_of, rightly, shift, unknown_images
 from vitruvian.cost import parameters
 from vitruvian.evaluation.calibration import fit_temperature
-from vitruvian.evaluation.dataset_logits import compute_logits
-from vitruvian.evaluation.evaluate import space_for
+from vitruvian.evaluation.label_spaces import compute_logits, label_space
 from vitruvian.inference import Classifier
 from vitruvian.model.build import Model
 from vitruvian.training.recipe import read_recipe
@@ -38,9 +37,8 @@ def prepared(model: Model, images: Splits) -> Model:
     classifier = Classifier(model)
     shift(classifier, images.train)
     held_out = images.validation
-    answers = compute_logits(
-        classifier, held_out, space_for(held_out.classes, model, ids=None, mappings=None), batch_size=100
-    )
+    space = label_space(held_out.classes, labels=model.meta.labels, total=model.config.num_classes)
+    answers = compute_logits(classifier, held_out, space, batch_size=100)
     model.meta = model.meta.replace(temperature=fit_temperature(answers, np.arange(len(answers))) or 1.0)
     energy = np.logaddexp.reduce(np.asarray(answers.logits, np.float64), axis=1)
     model.meta = model.meta.replace(threshold_on="energy", threshold=round(float(np.quantile(energy, 1 - ANSWERED)), 3))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from vitruvian.model.build import create_model
+from vitruvian import create_model
 from vitruvian.training.checkpoint import Checkpoints
 from vitruvian.training.distributed import Processes
 

@@ -89,7 +89,7 @@ def lose(model: vt.ViT, fast: dict[str, Forward], data: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="weights; the size of timm's model is --size")
-    parser.add_argument("--fast", nargs="+", default=[], help="what vit optimize or vit quantize wrote of them")
+    parser.add_argument("--fast", nargs="+", default=[], help="what vit optimize wrote of them")
     parser.add_argument("--size", default="Ti", choices=["Ti", "S", "B"])
     parser.add_argument("--int8", action="store_true", help="quantize random weights")
     parser.add_argument("--tome-r", type=int, default=0, help="with --int8: tokens merged in each layer")

@@ -22,14 +22,14 @@ import threading
 import time
 
 import serving
-from serving import BATCH, form, wait_until_ready
+from serving import BATCH, form, random_jpeg, wait_until_ready
 
 IMAGES = 8
 
 
 def ask(port: int, image: int) -> tuple[int, tuple[str, float] | None]:
     """Status and best answer of one request on a connection of its own."""
-    body, kind = form(image)
+    body, kind = form(random_jpeg(image))
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("POST", "/predict", body, {"Content-Type": kind})
@@ -103,7 +103,7 @@ def main() -> None:
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL, process_group=0)
     try:
         wait_until_ready(int(port), server)
-        closed = [sys.executable, serving.__file__, "load", port, str(BATCH), str(asked.seconds / 2)]
+        closed = [sys.executable, serving.__file__, "load", port, str(BATCH), str(asked.seconds / 2), ""]
         calm = json.loads(subprocess.run(closed, check=True, capture_output=True, text=True).stdout)
         capacity = calm["images_per_second"]
         bound = (asked.queue + 2 * BATCH) / capacity

@@ -29,10 +29,9 @@ import torch
 from numpy.typing import NDArray
 
 import vitruvian as vt
-from vitruvian.bulk.job import JOB_FILE, RowDetails, identity_of
 from vitruvian.bulk.result import open_vectors
 from vitruvian.bulk.similar import CANDIDATES, LINKS, VectorSearch, best, normalize
-from vitruvian.bulk.storage import OutputFolder, Rows, columns_of, encode_table, part_name
+from vitruvian.bulk.storage import JOB_FILE, BulkResult, OutputFolder, RowDetails
 from vitruvian.files import json_bytes
 from vitruvian.inference import Encoder, batched
 from vitruvian.model.build import Model
@@ -141,13 +140,11 @@ def write_result(vectors: NDArray[Any], place: OutputFolder) -> None:
     job = {"task": "embed", "dtype": "float16", "width": vectors.shape[1], "images": len(vectors), "piece": BLOCK}
     job |= {"model": "", "data": "", "split": None}
     place.write(JOB_FILE, json_bytes(job))
-    parts = -(-len(vectors) // BLOCK)
-    for part in range(parts):
+    result = BulkResult(place, job)
+    for part in range(result.parts):
         chunk = vectors[part * BLOCK : (part + 1) * BLOCK]
         names = [f"images/{part * BLOCK + number:08}.jpg" for number in range(len(chunk))]
-        rows = Rows(part * BLOCK)
-        rows.add([(RowDetails(name, "train", None), None) for name in names], iter(chunk))
-        place.write(part_name(part, parts), encode_table(rows.table(columns_of(job), identity_of(job))))
+        result.write(part, [(RowDetails(name, "train", None), vector, None) for name, vector in zip(names, chunk)])
 
 
 def precision(folder: Path, top: int) -> dict[str, object]:

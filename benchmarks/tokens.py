@@ -7,7 +7,7 @@ Every round times each once, in an order drawn anew. `work` fits the time of a b
 a constant and a share for each multiply-add, and says how far the fit is from what was measured.
 
 Accuracy is measured by `vit evaluate DATA --model W --tome-r R`, of cascades and thresholds with the folders that
-`vit cascade` and `vit tome` write.
+`vit optimize --only cascade` and `--only merge` write.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def test_a_lock_is_held_by_one_process_that_can_be_named_and_free_when_it_dies(t
         with file_lock(path, wait=False) as free:
             assert not free
         other.send_signal(ending)
-        other.wait()
+        other.wait(60)
         assert lock.acquire(wait=True)
         assert lock.holder().startswith(f"process {os.getpid()} on ")
         lock.release()
@@ -66,7 +66,7 @@ def test_there_is_one_cache_folder(monkeypatch, tmp_path, own, shared, wanted):
 
 def test_a_scratch_folder_ends_with_its_process():
     code = "from vitruvian.cache import scratch_folder as s; f = s(); (f / 'x').touch(); print(f); assert s() != f"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert ended.returncode == 0
     folder = Path(ended.stdout.strip())
     assert folder.parent.name.startswith("vitruvian-scratch-")

@@ -52,10 +52,38 @@ from vitruvian.errors import ConfigError, UnknownNameError
         ("dinov2_vitl14", "DINOv2-L/14", None),
         ("vit_giant_patch14_224", "ViT-g/14", 224),
         ("ViT-G/14", "ViT-G/14", None),
+        ("ViT-b/32", "ViT-b/32", None),
+        ("ViT-b_32", "ViT-b/32", None),
+        ("ViT-b-32", "ViT-b/32", None),
+        ("b/32", "ViT-b/32", None),
+        ("vit_b_32", "ViT-B/32", None),
+        ("vit-b/32", "ViT-B/32", None),
+        ("R50x2", "BiT-R50x2", None),
+        ("BiT-R152x1", "BiT-R152x1", None),
+        ("R200x3", "BiT-R200x3", None),
     ],
 )
 def test_each_dialect_names_the_same_model(name, variant, side):
     assert canonical(name) == (variant, side and (side, side))
+
+
+def test_the_halved_model_of_figure_4_is_spelled_with_a_small_letter():
+    """ViT-b/32 is ViT-B/32 with all hidden dimensions halved: those of tokens, MLP and heads."""
+    half, base = resolve("ViT-b/32"), resolve("ViT-B/32")
+    assert [2 * size for size in (half.width, half.mlp_dim, half.head_width)] == [
+        base.width,
+        base.mlp_dim,
+        base.head_width,
+    ]
+    assert (half.depth, half.num_heads, half.patch_size) == (base.depth, base.num_heads, base.patch_size)
+    assert title_of(half) == "ViT-b/32"
+    assert title_of(resolve("ViT-S/32")) == "ViT-S/32"
+
+
+def test_the_resnets_of_table_6_have_names():
+    assert resolve("R50x2") == ResNetConfig(stages=(3, 4, 6, 3), width=128)
+    assert resolve("R152x1") == ResNetConfig(stages=(3, 8, 36, 3), width=64)
+    assert resolve("R200x3") == ResNetConfig(stages=(3, 24, 36, 3), width=192)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
@@ -186,7 +214,7 @@ def test_the_weights_of_a_shape_come_from_every_family_that_has_them():
 
 def test_the_table_is_read_without_torch():
     code = "import sys, vitruvian.catalog; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
 
 
 @pytest.mark.parametrize(

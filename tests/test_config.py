@@ -10,7 +10,7 @@ from vitruvian.config import Numerics, Preprocess, ResNetConfig, StemConfig, ViT
 from vitruvian.data.augment import Augment
 from vitruvian.data.pack import PackSettings
 from vitruvian.errors import ConfigError, UnknownNameError
-from vitruvian.serve.limits import ServiceLimits
+from vitruvian.serve.batching import ServiceLimits
 from vitruvian.training.recipe import Recipe
 
 

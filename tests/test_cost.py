@@ -20,6 +20,11 @@ PUBLISHED = {
     "ViT-H/14": 632_045_800,
     "CLIP-B/32": 87_456_000,  # the image tower, as transformers counts it
     "SigLIP-B/16": 92_884_224,
+    "Mixer-S/32": 19_104_624,  # the table of the MLP-Mixer paper, in millions: 19, 18, 60, 59, 207 and 431
+    "Mixer-S/16": 18_528_264,
+    "Mixer-B/32": 60_293_428,
+    "Mixer-B/16": 59_880_472,
+    "Mixer-L/16": 208_196_168,
 }
 PUBLISHED_GIGA_MULTIPLY_ADDS = {
     "ViT-B/16": "17.6",
@@ -55,6 +60,10 @@ ODD_ONES = {
     "relative positions": {"pos_embed": "relative"},
     "sin-cos positions": {"pos_embed": "sincos"},
     "no positions": {"pos_embed": "none"},
+    "positions in every layer": {"pos_embed_at": "every_layer"},
+    "positions shared by all layers": {"pos_embed": "learned_2d", "pos_embed_at": "every_layer_shared"},
+    "axial": {"attention": "axial", "pool": "mean", "cls_token": False, "depth": 3},
+    "mixer": {"attention": "mixer", "mixer_dim": 20, "pool": "mean", "cls_token": False, "pos_embed": "none"},
     "gated": {"mlp": "swiglu", "qkv_bias": False, "reg_tokens": 2},
     "distilled": {"distillation": True, "layer_scale": True, "cls_pos_embed": False},
     "pre-logits": {"representation_size": 7, "pool": "token_mean"},

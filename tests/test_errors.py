@@ -12,6 +12,7 @@ from vitruvian.errors import (
     MissingExtraError,
     UnknownNameError,
     argument,
+    parsing,
 )
 
 
@@ -66,3 +67,37 @@ def test_errors_survive_pickling(error):
     assert type(copy) is type(error)
     assert str(copy) == str(error)
     assert vars(copy) == vars(error)
+
+
+@pytest.mark.parametrize(
+    ("raised", "reason"),
+    [
+        (RecursionError("maximum recursion depth exceeded"), "nested too deep"),
+        (MemoryError(), "not enough memory"),
+        (OverflowError("too large"), "too large"),
+        (KeyError("a"), "KeyError: 'a'"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "'utf-8' codec can't decode byte"),
+    ],
+)
+def test_a_boundary_turns_any_exception_into_one_line_that_names_the_file(raised, reason):
+    with pytest.raises(CheckpointError) as caught, parsing("w.bin", CheckpointError):
+        raise raised
+    assert str(caught.value).startswith(f"w.bin: damaged or not supported ({reason}")
+    assert caught.value.__cause__ is raised
+
+
+def test_a_boundary_passes_errors_raised_on_purpose_and_names_files_of_the_system():
+    error = FileError("bad")
+    with pytest.raises(FileError) as caught, parsing("w.bin", CheckpointError):
+        raise error
+    assert caught.value is error
+    with pytest.raises(CheckpointError, match=r"^w.bin: depth=0 is not"), parsing("w.bin", CheckpointError):
+        raise ConfigError("depth=0 is not positive")
+    with pytest.raises(CheckpointError, match=r"^x: cannot be read: No such file"), parsing("w.bin", CheckpointError):
+        raise FileNotFoundError(2, "No such file", "x")
+
+
+def test_control_characters_and_endless_names_do_not_reach_the_text_of_an_error():
+    text = str(CheckpointError("\x1b[31m" + "n" * 10_000, where="a\nb\x07"))
+    assert text.startswith("a\\nb\\x07: \\x1b[31mnnn")
+    assert len(text) == 1000

@@ -17,7 +17,7 @@ from vitruvian.config import CascadeConfig, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.data.decode import Unreadable, decode
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.errors import CheckpointError, ConfigError, DataError, ImageError
-from vitruvian.inference import Classifier, ImageResult, LoadPacked, check_readable, features, load_batches, unpack
+from vitruvian.inference import Classifier, ImageResult, check_readable, features, load_batches, load_packed, unpack
 from vitruvian.model.build import build
 from vitruvian.model.vit import ViT
 from vitruvian.weights.save import save
@@ -142,7 +142,7 @@ def test_loaded_batches_keep_their_items_and_order_and_empty_ones_are_left_out(a
 
 def test_images_of_several_shapes_are_the_same_after_the_way_from_a_worker():
     items = list(enumerate([2, 3, 2, 4, 4, 5, 2]))
-    images, stacks = LoadPacked(load_number)(items)
+    images, stacks = load_packed(load_number, items)
     assert [stack.shape[0] for stack in stacks] == [2, 2, 1]  # one tensor per run of equal shapes
     for (details, image), (position, item) in zip(unpack(images, stacks), items, strict=True):
         wanted_details, wanted = load_number(position, item)
@@ -208,6 +208,7 @@ def test_a_model_with_broken_weights_gives_an_error_and_not_nan():
 
 def test_a_gray_model_sees_gray_images():
     model = tiny_model(in_channels=1)
+    model.meta = model.meta.replace(preprocess=Preprocess(image_size=(16, 16)))
     with pytest.raises(ConfigError, match="the model takes 1 channels, its preprocessing gives 3"):
         Classifier(model)
     model.meta = model.meta.replace(preprocess=Preprocess(image_size=(16, 16), mean=(0.5,), std=(0.5,)))
@@ -278,3 +279,16 @@ def test_features_of_a_resnet_are_the_maps_of_its_stages():
         features(model, torch.randn(1, 3, 32, 32), layers=[2])
     with pytest.raises(ConfigError, match="a ResNet has no tokens: grid=False"):
         features(model, torch.randn(1, 3, 32, 32), grid=False)
+
+
+def test_a_classifier_is_called_with_one_image_or_many_and_has_a_readable_repr(tmp_path):
+    classifier = Classifier(tiny_model())
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8))
+    image.save(tmp_path / "image.png")
+    (expected,) = classifier.predict([image], top=2)
+    for one in (image, str(tmp_path / "image.png"), (tmp_path / "image.png").read_bytes(), np.asarray(image)):
+        assert classifier(one, top=2) == expected
+    assert classifier([image, image], top=2) == classifier.predict([image, image], top=2)
+    size = "x".join(map(str, classifier.model.config.image_size))
+    classes = classifier.model.config.num_classes
+    assert repr(classifier) == f"Classifier({classifier.name}, {classes} classes, {size} pixels, torch on cpu)"

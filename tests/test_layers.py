@@ -12,8 +12,8 @@ import vitruvian
 
 PACKAGE = Path(vitruvian.__file__).parent
 ROWS = [
-    ["errors", "settings", "config", "catalog", "cost", "tasks"],
-    ["files", "cache", "text", "progress", "machine", "report"],
+    ["text", "errors", "settings", "config", "catalog", "cost", "tasks"],
+    ["files", "cache", "table_file", "progress", "machine", "report"],
     ["model"],
     ["data"],
     ["weights"],
@@ -111,7 +111,8 @@ def test_a_file_name_is_used_at_most_twice():
 
 
 def run(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.strip()
 
 
 def test_importing_the_package_loads_no_torch_and_sets_nothing_up():
@@ -127,11 +128,12 @@ def test_the_floor_loads_no_torch():
 
 
 NAMES = (
-    "Certificate Classifier Explainer ImageResult Interrupted Listener MapSettings ModelConfig ModelMeta Numerics "
-    "Prediction Preprocess Recipe ResNet ResNetConfig Run StemConfig ViT ViTConfig VitruvianError build convert "
-    "create_model embed embed_images embed_texts evaluate export features finetune load merge optimize "
+    "Certificate Classifier Explainer FeatureModel ImageResult Interrupted Listener MapSettings ModelConfig ModelMeta "
+    "Numerics Prediction Preprocess Recipe ResNet ResNetConfig Run StemConfig ViT ViTConfig ViT_B_16_Weights "
+    "ViT_B_32_Weights ViT_H_14_Weights ViT_L_16_Weights ViT_L_32_Weights VitruvianError build convert "
+    "create_model embed embed_images embed_texts evaluate export features finetune list_models load merge optimize "
     "preprocess_image probe protocol_for quantize ray read_recipe resume save similar train transform "
-    "with_merging with_words"
+    "vit_b_16 vit_b_32 vit_h_14 vit_l_16 vit_l_32 with_merging with_words"
 )
 
 

@@ -133,5 +133,5 @@ def test_an_empty_environment_predicts_with_the_model_in_the_package(installed, 
 def test_an_empty_environment_names_the_extra_that_a_command_needs(installed, tmp_path):
     done = run(installed / "vit", "serve", cwd=tmp_path)
     assert done.returncode == 1
-    assert "pip install 'vitruvian[serve]'" in done.stderr
+    assert "pip install '.[serve]'" in done.stderr
     assert "Traceback" not in done.stderr

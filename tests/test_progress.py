@@ -162,13 +162,12 @@ def test_a_process_that_is_really_stopped_tells_the_right_time_left():
     """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        while process.stdout.readline() != "20\n":
-            pass
+        assert "20\n" in iter(process.stdout.readline, "")
         process.send_signal(signal.SIGSTOP)
         time.sleep(4)
         process.send_signal(signal.SIGCONT)
         left, wrong = map(float, process.stdout.read().split()[-2:])
-    assert 5 < left < 0.75 * wrong  # 100 steps of 0.06 s or more, on a processor that others use, too
+    assert 5 < left < wrong - 5  # 100 steps of 0.06 s or more; the 4 s in which it was stopped would add 10 s
 
 
 def test_what_is_waited_for_is_said_only_where_it_takes_long(monkeypatch, capsys):

@@ -39,6 +39,9 @@ def tiny(tmp_path, monkeypatch):
         return model
 
     monkeypatch.setattr(vitruvian, "load", load, raising=False)
+    shape = {"patch_size": 32, "num_layers": 1, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 16}
+    real_builder = vitruvian.vit_b_16
+    monkeypatch.setattr(vitruvian, "vit_b_16", lambda weights: real_builder(**shape), raising=False)
     monkeypatch.setattr(torch, "compile", lambda model: real_compile(model, backend="eager"))
     return tmp_path
 
@@ -58,6 +61,8 @@ def test_the_code_of_the_page_runs_and_its_results_are_as_it_says(tiny, capsys):
             assert names["predictions"][0][0].label in ("cat", "dog")
             for saved, own in zip(names["again"].parameters(), names["model"].parameters()):
                 assert torch.equal(saved, own)
+        if "heads.head" in block:
+            assert names["network"](names["preprocess"](Image.new("RGB", (300, 300)))[None]).shape == (1, 2)
         if "confusion" in block:
             assert names["result"].measures.count == 8
     assert names["run"].finished

@@ -1,8 +1,19 @@
 """Words and numbers for people."""
 
+import io
+
 import pytest
 
-from vitruvian.text import brief, describe_error, format_bytes, format_duration, plural, printable, table
+from vitruvian.text import (
+    PrintableStream,
+    brief,
+    describe_error,
+    format_bytes,
+    format_duration,
+    plural,
+    printable,
+    table,
+)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +77,10 @@ def test_a_table_wraps_to_the_width_of_a_terminal(monkeypatch):
     assert max(map(len, lines)) <= 60
     assert " ".join(lines[1].split()).startswith("short words words")
     assert sum(line.count("words") for line in lines) == 24
+
+
+def test_a_printable_stream_escapes_control_characters_but_not_lines_and_tabs():
+    inner = io.StringIO()
+    print("a\tb\n\x1b]0;title\x07\x9b\r", file=PrintableStream(inner))
+    assert inner.getvalue() == "a\tb\n\\x1b]0;title\\x07\\x9b\\r\n"
+    assert not PrintableStream(inner).isatty()

@@ -1,10 +1,33 @@
-"""The entry point of `vit` and of `python -m vitruvian`."""
+"""The entry point of `vit` and of `python -m vitruvian`; handles Ctrl-C and the streams before importing much."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 
-from vitruvian.cli.process import exit_at_once, protect_streams
+
+def exit_at_once(*_: object) -> None:
+    """Exit with 130 and without a message, as a handler of Ctrl-C."""
+    os._exit(130)
+
+
+def protect_streams() -> None:
+    """Open closed standard streams on /dev/null, and keep C libraries from writing to stderr.
+
+    Otherwise the next file that is opened would take the place of a closed stream.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor, which is this one
+    if sys.stderr is not None and not os.environ.get("VIT_TRACEBACK"):
+        sys.stderr.flush()
+        sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, encoding=sys.stderr.encoding, errors="backslashreplace")
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 2)
+        os.close(silent)
 
 
 def main() -> None:

@@ -17,10 +17,8 @@ from filelock import FileLock, Timeout
 
 from vitruvian.errors import FileError
 
-SCRATCH = "vitruvian-scratch-"
-"""Prefix of the names of scratch directories."""
-NEW_SECONDS = 60
-"""Age below which the lock of a scratch directory may not be held yet."""
+SCRATCH = "vitruvian-scratch-"  # prefix of the names of scratch directories
+NEW_SECONDS = 60  # age below which the lock of a scratch directory may not be held yet
 
 
 def cache_folder() -> Path:
@@ -86,14 +84,14 @@ def _scratch_root(process: int) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=SCRATCH))
     lock = Lock(folder / "lock")
     lock.acquire(wait=False)
-    atexit.register(_remove_scratch, folder, lock, process)
+
+    @atexit.register
+    def remove() -> None:
+        if os.getpid() == process:  # not in a forked child, which shares the directory
+            lock.release()
+            shutil.rmtree(folder, ignore_errors=True)
+
     return folder
-
-
-def _remove_scratch(folder: Path, lock: Lock, process: int) -> None:
-    if os.getpid() == process:  # not in a forked child, which shares the directory
-        lock.release()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_abandoned(temporary: Path) -> None:

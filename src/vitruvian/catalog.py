@@ -3,6 +3,9 @@
 The rows of `published.csv` come from the checkpoint lists of google-research/vision_transformer, big_transfer and
 big_vision, the configurations inside timm 1.0.30 and torchvision, and the model cards on Hugging Face. A repository or
 URL that is not in the table works too (see `vitruvian.weights.hub`); the table is what can be listed and suggested.
+Accuracies are those of the releases, of timm's results-imagenet.csv and of torchvision's documentation; licenses are
+those of each family of releases, not looked up for every file, and empty where sources differ. Before you depend on a
+license, read the model card of the weights.
 """
 
 from __future__ import annotations
@@ -31,41 +34,33 @@ from vitruvian.config import (
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.settings import Size
 
-SIZES: dict[str, tuple[str, int, int, int, int]] = {
-    # our letter: the word that other projects use, depth, width, mlp_dim, num_heads
-    "Ti": ("tiny", 12, 192, 768, 3),
-    "S": ("small", 12, 384, 1536, 6),
-    "M": ("medium", 12, 512, 2048, 8),
-    "B": ("base", 12, 768, 3072, 12),
-    "L": ("large", 24, 1024, 4096, 16),
-    "H": ("huge", 32, 1280, 5120, 16),
-    "g": ("giant", 40, 1408, 6144, 16),
-    "G": ("gigantic", 48, 1664, 8192, 16),
-}
-
-OTHER_SIZES: dict[str, tuple[str, int, int, int, int]] = {
-    # sizes of a single kind of model
-    "So400m": ("so400m", 27, 1152, 4304, 16),
-    "g-opt": ("giant_opt", 40, 1536, 6144, 16),
-    "S+": ("small_plus", 12, 384, 1536, 6),
-    "H+": ("huge_plus", 32, 1280, 5120, 20),
-    "7B": ("7b", 40, 4096, 8192, 32),
-}
-
-PATCHES: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(("Ti", "S", "B", "L", "H"), (8, 14, 16, 32)),
-    "M": (16, 32),
-    "g": (14,),
-    "G": (14,),
-}
+SIZE_ROWS = """
+    Ti      tiny        12   192   768   3
+    S       small       12   384  1536   6
+    M       medium      12   512  2048   8
+    B       base        12   768  3072  12
+    b       base_halved 12   384  1536  12
+    L       large       24  1024  4096  16
+    H       huge        32  1280  5120  16
+    g       giant       40  1408  6144  16
+    G       gigantic    48  1664  8192  16
+    So400m  so400m      27  1152  4304  16
+    g-opt   giant_opt   40  1536  6144  16
+    S+      small_plus  12   384  1536   6
+    H+      huge_plus   32  1280  5120  20
+    7B      7b          40  4096  8192  32
+"""
+"""Our letter, the word that other projects use, depth, width, mlp_dim, num_heads; at the end, sizes of single kinds.
+`b` is that of Figure 4: all hidden dimensions of B halved, those of the heads too."""
+SIZE_WORDS: dict[str, str] = {}
+SIZES: dict[str, Any] = {}
+for _letter, _word, *_values in map(str.split, SIZE_ROWS.strip().splitlines()):
+    SIZE_WORDS[_letter] = _word
+    SIZES[_letter] = dict(zip(("depth", "width", "mlp_dim", "num_heads"), map(int, _values)))
 
 HYBRIDS: dict[str, tuple[str, tuple[int, ...], int]] = {
     # name: size of the Transformer, units in the stem's stages, patch on the stem's features
-    "R+ViT-Ti/16": (
-        "Ti",
-        (),
-        8,
-    ),  # the name in the release, although root and patch together have a stride of 32 pixels
+    "R+ViT-Ti/16": ("Ti", (), 8),  # as in the release, although root and patch together have a stride of 32 pixels
     "R26+ViT-S/32": ("S", (2, 2, 2, 2), 1),
     "R26+ViT-B/32": ("B", (2, 2, 2, 2), 1),
     "R50+ViT-B/16": ("B", (3, 4, 9), 1),
@@ -77,72 +72,71 @@ HYBRIDS: dict[str, tuple[str, tuple[int, ...], int]] = {
 RESNETS: dict[str, tuple[tuple[int, ...], int]] = {
     # name: units in the stages, width factor
     "BiT-R50x1": ((3, 4, 6, 3), 1),
+    "BiT-R50x2": ((3, 4, 6, 3), 2),
     "BiT-R50x3": ((3, 4, 6, 3), 3),
     "BiT-R101x1": ((3, 4, 23, 3), 1),
     "BiT-R101x3": ((3, 4, 23, 3), 3),
+    "BiT-R152x1": ((3, 8, 36, 3), 1),
     "BiT-R152x2": ((3, 8, 36, 3), 2),
     "BiT-R152x4": ((3, 8, 36, 3), 4),
+    "BiT-R200x3": ((3, 24, 36, 3), 3),
 }
-
-
-def shape(size: str, patch_size: int) -> ViTConfig:
-    """The plain ViT of this size, as the paper's release configures it."""
-    _, layers, width, mlp_width, heads = (SIZES | OTHER_SIZES)[size]
-    return ViTConfig(depth=layers, width=width, mlp_dim=mlp_width, num_heads=heads, patch_size=patch_size)
 
 
 def _variants() -> dict[str, ModelConfig]:
     table: dict[str, ModelConfig] = {}
-    for size, patches in PATCHES.items():
-        for patch in patches:
-            table[f"ViT-{size}/{patch}"] = shape(size, patch)
+
+    def plain(size: str, patch_size: int) -> ViTConfig:
+        """The ViT of this size, as the paper's release configures it."""
+        return ViTConfig(**SIZES[size], patch_size=patch_size)
+
+    def add(kind: str, names: str, **settings: Any) -> None:
+        """Add models named by size and patch, such as `S/16`, with the settings that differ from the plain ViT."""
+        for name in names.split():
+            size, patch = name.removesuffix("-distilled").split("/")
+            table[f"{kind}-{name}"] = plain(size, int(patch)).replace(**settings)
+
+    for size in ("Ti", "S", "B", "L", "H"):
+        add("ViT", f"{size}/8 {size}/14 {size}/16 {size}/32")
+    add("ViT", "M/16 M/32 b/16 b/32 g/14 G/14")
     for name, (size, stages, patch) in HYBRIDS.items():
-        table[name] = shape(size, patch).replace(stem=StemConfig(stages=stages))
+        table[name] = plain(size, patch).replace(stem=StemConfig(stages=stages))
     for name, (stages, factor) in RESNETS.items():
         table[name] = ResNetConfig(stages=stages, width=64 * factor)
+    table["AxialResNet-50"] = ResNetConfig(axial=True)
+    # Figure 13: each block becomes one over rows and one over columns
+    add("Axial-ViT", "B/16 B/32", attention="axial", depth=24, cls_token=False, pool="mean")
+    mixer = {"attention": "mixer", "pos_embed": "none", "cls_token": False, "pool": "mean", "num_heads": 1}
+    add("Mixer", "S/32 S/16", **mixer, mixer_dim=256, width=512, mlp_dim=2048, depth=8)
+    add("Mixer", "B/32 B/16", **mixer, mixer_dim=384)
+    add("Mixer", "L/32 L/16", **mixer, mixer_dim=512)
+    add("Mixer", "H/14", **mixer, mixer_dim=640)
     for size in ("Ti", "S", "B"):
-        plain = shape(size, 16).replace(numerics=TIMM_NUMERICS)
-        table[f"DeiT-{size}/16"] = plain
-        table[f"DeiT-{size}/16-distilled"] = plain.replace(distillation=True)
-    for size, patch in (("S", 16), ("M", 16), ("B", 16), ("L", 16), ("H", 14)):
-        changes = {"layer_scale": True, "cls_pos_embed": False, "numerics": TIMM_NUMERICS}
-        table[f"DeiT-III-{size}/{patch}"] = shape(size, patch).replace(**changes)
-    for size, patch in (("S", 8), ("S", 16), ("B", 8), ("B", 16)):
-        table[f"DINO-{size}/{patch}"] = shape(size, patch).replace(num_classes=0, numerics=DINO_NUMERICS)
-    for size in ("S", "B", "L"):
-        changes = {"num_classes": 0, "layer_scale": True, "image_size": (518, 518), "numerics": DINO_NUMERICS}
-        table[f"DINOv2-{size}/14"] = shape(size, 14).replace(**changes)
-    for size, patch in (("B", 32), ("B", 16), ("L", 14), ("H", 14)):
-        changes = {"num_classes": 0, "pre_norm": True, "patch_bias": False, "numerics": CLIP_NUMERICS}
-        table[f"CLIP-{size}/{patch}"] = shape(size, patch).replace(**changes)
-    siglip = (("B", 16), ("B", 32), ("L", 16), ("So400m", 14), ("So400m", 16), ("g-opt", 16))
-    for size, patch in siglip:
-        changes = {"num_classes": 0, "pool": "map", "cls_token": False, "numerics": SIGLIP_NUMERICS}
-        table[f"SigLIP-{size}/{patch}"] = shape(size, patch).replace(**changes, trim=patch == 14)
-    for size, patch in (("H", 14), ("H", 16), ("g", 16)):
-        changes = {"num_classes": 0, "pool": "mean", "cls_token": False, "numerics": HUGGINGFACE_NUMERICS}
-        table[f"I-JEPA-{size}/{patch}"] = shape(size, patch).replace(**changes)
-    for size in ("B", "L"):
-        relative = {"pos_embed": "relative_bias", "pool": "mean", "norm_after_pool": True, "layer_scale": True}
-        table[f"BEiT-{size}/16"] = shape(size, 16).replace(**relative, numerics=HUGGINGFACE_NUMERICS)
+        add("DeiT", f"{size}/16", numerics=TIMM_NUMERICS)
+        add("DeiT", f"{size}/16-distilled", distillation=True, numerics=TIMM_NUMERICS)
+    add("DeiT-III", "S/16 M/16 B/16 L/16 H/14", layer_scale=True, cls_pos_embed=False, numerics=TIMM_NUMERICS)
+    add("DINO", "S/8 S/16 B/8 B/16", num_classes=0, numerics=DINO_NUMERICS)
+    dinov2 = {"num_classes": 0, "layer_scale": True, "image_size": (518, 518), "numerics": DINO_NUMERICS}
+    add("DINOv2", "S/14 B/14 L/14", **dinov2)
+    add("CLIP", "B/32 B/16 L/14 H/14", num_classes=0, pre_norm=True, patch_bias=False, numerics=CLIP_NUMERICS)
+    siglip = {"num_classes": 0, "pool": "map", "cls_token": False, "numerics": SIGLIP_NUMERICS}
+    add("SigLIP", "B/16 B/32 L/16", **siglip)
+    add("SigLIP", "So400m/14", trim=True, **siglip)
+    add("SigLIP", "So400m/16 g-opt/16", **siglip)
+    add("I-JEPA", "H/14 H/16 g/16", num_classes=0, pool="mean", cls_token=False, numerics=HUGGINGFACE_NUMERICS)
+    beit = {"pos_embed": "relative_bias", "pool": "mean", "norm_after_pool": True, "layer_scale": True}
+    add("BEiT", "B/16 L/16", **beit, numerics=HUGGINGFACE_NUMERICS)
+    rope = RopeConfig(kind="normalized", temperature=100.0, half=True)
+    dinov3 = {"num_classes": 0, "layer_scale": True, "reg_tokens": 4, "pos_embed": "none", "rope": rope}
     for size in ("S", "S+", "B", "L", "H+", "7B"):
-        rope = RopeConfig(kind="normalized", temperature=100.0, half=True)
-        changes = {"num_classes": 0, "layer_scale": True, "reg_tokens": 4, "pos_embed": "none", "rope": rope}
-        changes |= {"mlp": "gelu" if size in ("S", "B", "L") else "swiglu", "qkv_bias": size != "7B"}
-        table[f"DINOv3-{size}/16"] = shape(size, 16).replace(**changes, numerics=DINOV3_NUMERICS)
-    table |= _eva02()
-    giant = shape("B", 14).replace(depth=40, width=1536, mlp_dim=4096, num_heads=24, mlp="swiglu")
-    table["DINOv2-g/14"] = giant.replace(num_classes=0, layer_scale=True, image_size=(518, 518), numerics=DINO_NUMERICS)
-    return table
-
-
-def _eva02() -> dict[str, ModelConfig]:
-    """EVA-02 at the size of its pre-training; the larger ones normalize inside the MLP."""
+        mlp = "gelu" if size in ("S", "B", "L") else "swiglu"
+        add("DINOv3", f"{size}/16", **dinov3, mlp=mlp, qkv_bias=size != "7B", numerics=DINOV3_NUMERICS)
+    # EVA-02 at the size of its pre-training; the larger ones normalize inside the MLP
     rope = RopeConfig(temperature=10_000.0, reference_grid=(16, 16))
-    table: dict[str, ModelConfig] = {}
-    for size, mlp_width in (("Ti", 512), ("S", 1024), ("B", 2048), ("L", 2730)):
-        parts = {"rope": rope, "mlp": "swiglu", "mlp_norm": size in ("B", "L"), "pool": "mean", "norm_after_pool": True}
-        table[f"EVA-02-{size}/14"] = shape(size, 14).replace(**parts, mlp_dim=mlp_width, numerics=TIMM_NUMERICS)
+    eva02 = {"rope": rope, "mlp": "swiglu", "pool": "mean", "norm_after_pool": True, "numerics": TIMM_NUMERICS}
+    for size, mlp_dim in (("Ti", 512), ("S", 1024), ("B", 2048), ("L", 2730)):
+        add("EVA-02", f"{size}/14", **eva02, mlp_dim=mlp_dim, mlp_norm=size in ("B", "L"))
+    add("DINOv2", "g/14", **dinov2, depth=40, width=1536, mlp_dim=4096, num_heads=24, mlp="swiglu")
     return table
 
 
@@ -157,19 +151,22 @@ def _fold(name: str) -> str:
 
 def _other_names(variant: str) -> list[str]:
     """Names of a variant in timm, torchvision, Hugging Face, Google and Facebook, without image size and tag."""
+    if variant.startswith("Axial"):
+        return []
     if variant.startswith("BiT-"):
         short = variant.removeprefix("BiT-")
         return [short, f"BiT-S-{short}", f"BiT-M-{short}", f"resnetv2_{short[1:]}_bit", f"resnetv2_{short[1:]}_bitm"]
-    match = re.fullmatch(r"(.*?)(Ti|S\+?|M|B|L|H\+?|g-opt|g|G|So400m|7B)/(\d+)(-distilled)?", variant)
+    match = re.fullmatch(r"(.*?)(Ti|S\+?|M|B|b|L|H\+?|g-opt|g|G|So400m|7B)/(\d+)(-distilled)?", variant)
     assert match, variant
     kind, size, patch, distilled = match.groups()
-    word = (SIZES | OTHER_SIZES)[size][0]
+    word = SIZE_WORDS[size]
     if "+" in kind:
         stem = kind.split("+")[0]
         tail = "_p8" if stem == "R" else ""
         return [f"{stem}_{size}_{patch}", f"{stem}+{size}/{patch}", f"vit_{word}_{stem}_s{patch}{tail}"]
     return {
         "ViT-": [f"{size}/{patch}", f"vit_{word}_patch{patch}"],
+        "Mixer-": [f"mixer_{size}{patch}"],
         "DeiT-": [f"deit_{word}_{'distilled_' if distilled else ''}patch{patch}"],
         "DeiT-III-": [f"deit3_{word}_patch{patch}"],
         "CLIP-": [f"clip_vit_{word}_patch{patch}", f"vit_{word}_patch{patch}_clip"],
@@ -184,16 +181,12 @@ def _other_names(variant: str) -> list[str]:
     }[kind]
 
 
-def _aliases() -> dict[str, str]:
-    table: dict[str, str] = {}
-    for variant in VARIANTS:
-        for name in (variant, *_other_names(variant)):
-            table.setdefault(_fold(name), variant)
-    return table
-
-
-ALIASES: dict[str, str] = _aliases()
-"""Folded name in any library -> our name. `g` (giant) precedes `G` (gigantic), whose case must match."""
+EXACT: dict[str, str] = {name: variant for variant in VARIANTS for name in (variant, *_other_names(variant))}
+"""Name in any library -> our name."""
+ALIASES: dict[str, str] = {}
+"""Folded name -> our name. `B` precedes `b` and `g` precedes `G`: the case of the second must match."""
+for _name, _variant in EXACT.items():
+    ALIASES.setdefault(_fold(_name), _variant)
 
 
 def canonical(name: str) -> tuple[str, Size | None]:
@@ -211,10 +204,8 @@ def canonical(name: str) -> tuple[str, Size | None]:
     if trailing:
         text, side = text[: trailing.start()], int(trailing.group(1))
         size = (side, side)
-    for exact in (text, text.replace("_", "/")):
-        if exact in VARIANTS:
-            return exact, size
-    variant = ALIASES.get(_fold(text))
+    exact = (text, re.sub(r"[-_](?=\d+$)", "/", text))  # ViT-b_32 is ViT-b/32
+    variant = next((EXACT[name] for name in exact if name in EXACT), None) or ALIASES.get(_fold(text))
     if variant is None:
         others = [other for known in VARIANTS for other in _other_names(known)]
         raise UnknownNameError("model", name, [*VARIANTS, *others], see="(see `vit models`)")
@@ -243,23 +234,25 @@ def title_of(config: ModelConfig) -> str:
         if _shape_of(known) == _shape_of(config):
             return name
     if isinstance(config, ResNetConfig):
-        return f"ResNet of {sum(config.stages)} units, width {config.width}"
-    kind = "ViT" if config.stem is None else "hybrid ViT"
+        return f"{'AxialResNet' if config.axial else 'ResNet'} of {sum(config.stages)} units, width {config.width}"
+    plain = "ViT" if config.stem is None else "hybrid ViT"
+    kind = {"axial": "Axial-ViT", "mixer": "MLP-Mixer"}.get(config.attention, plain)
     return f"{kind} of depth {config.depth}, width {config.width}, patch {config.stride}"
 
 
 def _shape_of(config: ModelConfig) -> tuple[object, ...]:
     """The settings that a variant's name stands for; image size, head and numerics may differ."""
     if isinstance(config, ResNetConfig):
-        return config.stages, config.width
+        return config.stages, config.width, config.axial
     stem = config.stem and (config.stem.stages, config.stem.width, config.stem.widths, config.stem.is_plain)
     sizes = config.depth, config.width, config.mlp_dim, config.num_heads, config.patch_size
-    return *sizes, stem, config.mlp, config.distillation
+    return *sizes, stem, config.mlp, config.distillation, config.attention
 
 
 FamilyName = Literal["google", "big_vision", "timm", "torchvision", "huggingface", "dino", "bit"]
 
 REPOSITORY_SCHEME = "hf://"
+AUGREG = "gs://vit_models/augreg"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -267,18 +260,14 @@ class Published:
     """One set of published weights: a row of `published.csv`."""
 
     name: str
-    variant: str
-    """Our name of its shape, a key of `VARIANTS`."""
-    family: FamilyName
-    """Who wrote the file; decides its format and numerics."""
-    location: str
-    """`hf://org/name` for a repository on Hugging Face, or the https URL of one file."""
-    image_size: int
-    """Side of the square images it was last trained on, in pixels."""
-    classes: int
-    """Outputs of the head; 0 for features only."""
-    note: str
-    """The training data, and remarks for users."""
+    variant: str  # our name of its shape, a key of `VARIANTS`
+    family: FamilyName  # who wrote the file; decides its format and numerics
+    location: str  # `hf://org/name` for a repository on Hugging Face, or the https URL of one file
+    image_size: int  # side of the square images it was last trained on, in pixels
+    classes: int  # outputs of the head; 0 for features only
+    top1: float | None  # published top-1 accuracy on ImageNet in percent, if known
+    license: str  # SPDX identifier or name of the license of the weights; empty if unknown
+    note: str  # the training data, and remarks for users
     aliases: tuple[str, ...] = ()
 
     @property
@@ -288,23 +277,20 @@ class Published:
         return match.group(1) if match else ""
 
 
-def _read_published() -> dict[str, Published]:
-    lines = (files("vitruvian") / "published.csv").read_text(encoding="utf-8").splitlines()
-    table: dict[str, Published] = {}
-    for cells in csv.DictReader(lines):
-        row: dict[str, Any] = {**cells, "aliases": tuple(cells["aliases"].split())}
-        row |= {key: int(cells[key]) for key in ("image_size", "classes")}
-        table[row["name"]] = Published(**row)
-    return table
-
-
-PUBLISHED: dict[str, Published] = _read_published()
-"""Known sets of weights by name."""
+PUBLISHED: dict[str, Published] = {}  # known sets of weights by name
+for _cells in csv.DictReader((files("vitruvian") / "published.csv").read_text(encoding="utf-8").splitlines()):
+    _numbers: Any = {key: int(_cells[key]) for key in ("image_size", "classes")}
+    _numbers["top1"] = float(_cells["top1"]) if _cells["top1"] else None
+    PUBLISHED[_cells["name"]] = Published(**{**_cells, **_numbers, "aliases": tuple(_cells["aliases"].split())})
 
 _PUBLISHED_BY_ANY_NAME = dict(PUBLISHED)
 for _row in PUBLISHED.values():
     for _alias in (*_row.aliases, _row.location):
         _PUBLISHED_BY_ANY_NAME.setdefault(_alias, _row)
+
+
+RECOMMENDED = "deit3_small_patch16_224.fb_in22k_ft_in1k"
+"""The model to start with, and the default of commands: the accuracy of a large model at the cost of ViT-S/16."""
 
 
 def find_published(name: str) -> Published | None:
@@ -320,6 +306,12 @@ def published_names() -> list[str]:
 def published_for(variant: str) -> list[Published]:
     """The published weights of a variant, in the order of the table."""
     return [row for row in PUBLISHED.values() if row.variant == variant]
+
+
+def augreg_address(name: str) -> str | None:
+    """The https URL of `augreg/FILENAME`, any of the AugReg checkpoints; None for another name."""
+    match = re.fullmatch(r"augreg/([\w+.-]+-do_[\w+.-]+)", name, re.ASCII)
+    return web_address(f"{AUGREG}/{match[1]}.npz") if match else None
 
 
 def web_address(name: str) -> str:

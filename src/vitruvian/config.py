@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 from typing import Annotated, Any, Literal
 
 from vitruvian.errors import ConfigError, argument
@@ -17,7 +17,8 @@ PositionResize = Literal[
 Gelu = Literal["erf", "tanh", "quick"]
 Mlp = Literal["gelu", "swiglu"]
 Norm = Literal["layer", "rms"]
-AttentionKind = Literal["softmax", "differential"]
+PosEmbedAt = Literal["input", "every_layer", "every_layer_shared"]
+AttentionKind = Literal["softmax", "differential", "axial", "mixer"]
 BlockOrder = Literal["pre_norm", "res_post_norm", "parallel"]
 Rope = Literal["axial", "normalized", "mixed"]
 ConvStyle = Literal["hybrid", "timm", "bit", "conv", "resnet_d", "mobile_clip"]
@@ -63,6 +64,8 @@ SIGLIP_NUMERICS = Numerics(gelu="tanh", norm_eps=1e-6, position_resize="bicubic"
 DINOV3_NUMERICS = Numerics(gelu="erf", norm_eps=1e-5, position_resize="bicubic")
 DINO_NUMERICS = Numerics(gelu="erf", norm_eps=1e-6, position_resize="dino")
 
+AXIAL_HEADS = 8
+"""Attention heads of an AxialResNet."""
 ROOT_CHANNELS = 24
 """Channels of the first convolution of a `conv` stem: 12 directions of a 3x3 patch, each with both signs."""
 
@@ -132,16 +135,12 @@ class RopeConfig(Settings):
     kind: Rope = "axial"
     """`axial`: by row and column, in patches; `normalized`: by row and column, scaled to -1..1 (DINOv3); `mixed`: by
     learned mixtures of both, per layer and head."""
-    temperature: Annotated[float, Range(1e-3, 1e9)] = 10_000.0
-    """Longest wavelength, in units of 2 pi."""
+    temperature: Annotated[float, Range(1e-3, 1e9)] = 10_000.0  # longest wavelength, in units of 2 pi
     reference_grid: Size | None = None
     """Coordinates are scaled to this grid, so that other image sizes span the same angles (EVA-02)."""
-    offset: float = 0.0
-    """Coordinate of the first row and column."""
-    columns_first: bool = False
-    """The first half of the channels rotates by column, the second by row."""
-    half: bool = False
-    """Rotate channel i with channel i + K / 2, rather than adjacent channels."""
+    offset: float = 0.0  # coordinate of the first row and column
+    columns_first: bool = False  # the first half of the channels rotates by column, the second by row
+    half: bool = False  # rotate channel i with channel i + K / 2, rather than adjacent channels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,19 +149,17 @@ class CascadeConfig(Settings):
 
     threshold: Share = 1.0
     """The first pass decides if its largest probability is above this threshold; at 1 it never does."""
-    image_size: Size | None = None
-    """Image size of the first pass; None for the size of the full model."""
-    tome_r: MergedTokens | tuple[MergedTokens, ...] = 0
-    """Token merging in the first pass, like `ViTConfig.tome_r`."""
+    image_size: Size | None = None  # image size of the first pass; None for the size of the full model
+    tome_r: MergedTokens | tuple[MergedTokens, ...] = 0  # token merging in the first pass, like `ViTConfig.tome_r`
 
 
-INNER_POSITIONS = ("relative", "relative_bias")
-"""Position encodings inside attention, besides RoPE."""
+TIMM_POOLS: dict[str, Pool] = {"token": "token", "avg": "mean", "map": "map"}
+"""timm's `global_pool`, and ours."""
+INNER_POSITIONS = ("relative", "relative_bias")  # position encodings inside attention, besides RoPE
 
 REGULARIZERS = ("dropout", "attention_dropout", "drop_path")
 """ViT settings that only affect training, not parameters or predictions."""
-CHANGEABLE = (*REGULARIZERS, "tome_r", "tome_thresholds")
-"""ViT settings that do not change any parameter's shape."""
+CHANGEABLE = (*REGULARIZERS, "tome_r", "tome_thresholds")  # ViT settings that do not change any parameter's shape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,6 +196,9 @@ class ViTConfig(Settings):
     """Added to the tokens: `learned`; `learned_2d` (rows in one half of the channels, columns in the other);
     `factorized` (row plus column); fixed `sincos`. Inside attention: the paper's `relative` offsets, BEiT's
     `relative_bias`."""
+    pos_embed_at: PosEmbedAt = "input"
+    """Where `pos_embed` is added (Table 8 of the paper): to the input of the first layer only, or to the input of every
+    layer, with a table per layer or one shared table."""
     rope: RopeConfig | None = None
     """Rotary position embedding, alone or in addition to `pos_embed`."""
     cls_pos_embed: bool = True
@@ -207,23 +207,32 @@ class ViTConfig(Settings):
     """Width of the pre-logits layer (linear, tanh) before the head; 0 for none."""
     projection: bool = False
     """The pre-logits layer is CLIP's projection, without bias and tanh."""
+    projection_bias: bool = False
+    """The projection has a bias (LiT)."""
     unit_features: bool = False
     """Normalize features to unit length before the head, whose rows are text embeddings (CLIP)."""
     block: BlockOrder = "pre_norm"
     """`pre_norm` (the paper), `res_post_norm` (norms after the branches), `parallel` (both branches share one norm)."""
     attention: AttentionKind = "softmax"
-    """`differential`: the difference of two softmax attentions with half the channels each."""
+    """`differential`: the difference of two softmax attentions with half the channels each; `axial`: within the rows
+    of patches in even layers, within the columns in odd layers; `mixer`: an MLP over the patches (MLP-Mixer)."""
+    mixer_dim: Annotated[int, Range(0, 65_536)] = 0
+    """Hidden width of the MLP over the patches with `attention="mixer"`."""
     norm: Norm = "layer"
+    """LayerNorm, or RMSNorm (`rms`)."""
     patch_norm: bool = False
     """Norm of the patch tokens before position embeddings are added (AIMv2)."""
     pre_norm: bool = False
     """Norm of the embedded tokens before the first block (CLIP)."""
     final_norm: bool = True
+    """Norm after the last block."""
     qk_norm: bool = False
     """Normalize queries and keys per head."""
     attn_norm: bool = False
     """Norm before the output projection of attention (EVA-02)."""
     mlp: Mlp = "gelu"
+    """`gelu`: two dense layers with GELU between them; `swiglu`: a gated SiLU, whose first layer computes the gate and
+    the value (EVA-02, DINOv2)."""
     mlp_norm: bool = False
     """Norm before the second layer of the MLP (EVA-02)."""
     patch_bias: bool = True
@@ -252,6 +261,8 @@ class ViTConfig(Settings):
     numerics: Numerics = GOOGLE_NUMERICS
 
     def check(self) -> None:
+        if self.projection_bias and not self.projection:
+            raise ConfigError("projection_bias=True needs projection=True")
         if self.trim and self.stem:
             raise ConfigError("trim=True cannot be combined with a convolutional stem, which pads images")
         if self.rope is not None and self.head_width % 4:
@@ -264,11 +275,21 @@ class ViTConfig(Settings):
             raise ConfigError("pos_embed='relative' cannot be combined with rope")
         if self.attention == "differential" and (self.head_width % 2 or self.rope or self.pos_embed in INNER_POSITIONS):
             raise ConfigError("attention='differential' needs an even width per head and no positions inside attention")
-        if (self.attn_dim or self.width) % self.num_heads:
-            name = "attn_dim" if self.attn_dim else "width"
+        if self.attention in ("axial", "mixer") and (
+            self.prefix_tokens or self.rope or self.pos_embed in INNER_POSITIONS
+        ):
             raise ConfigError(
-                f"{name}={getattr(self, name)} is not divisible by {argument('num_heads', self.num_heads)}"
+                f"attention={self.attention!r} needs the patches alone: no class, distillation or register tokens, and "
+                "no positions inside attention",
+                hint="set cls_token=False and pool='mean'",
             )
+        if bool(self.mixer_dim) != (self.attention == "mixer"):
+            raise ConfigError(f"mixer_dim={self.mixer_dim}: attention='mixer' needs a width, other kinds need 0")
+        if self.pos_embed_at != "input" and self.pos_embed in ("none", *INNER_POSITIONS):
+            raise ConfigError(f"pos_embed={self.pos_embed!r} is not added to tokens; set pos_embed_at='input'")
+        if (self.attn_dim or self.width) % self.num_heads:
+            total = f"attn_dim={self.attn_dim}" if self.attn_dim else f"width={self.width}"
+            raise ConfigError(f"{total} is not divisible by {argument('num_heads', self.num_heads)}")
         if self.pos_embed == "sincos" and (self.width % 4 or self.width < 8):
             raise ConfigError(f"pos_embed='sincos' needs a width divisible by 4, not {self.width}")
         if self.pos_embed == "learned_2d" and self.width % 2:
@@ -278,24 +299,30 @@ class ViTConfig(Settings):
         if self.unit_features and self.distillation:
             raise ConfigError("unit_features=True cannot be combined with distillation=True")
         if self.pool == "token_mean" and self.norm_after_pool:
-            raise ConfigError(
-                "norm_after_pool=True cannot be combined with pool='token_mean', which normalizes the tokens"
-            )
+            reason = "cannot be combined with pool='token_mean', which normalizes the tokens"
+            raise ConfigError(f"norm_after_pool=True {reason}")
         if self.distillation and (self.pool != "token" or not self.cls_token):
             raise ConfigError("distillation=True needs cls_token=True and pool='token'")
-        self.check_merging()
-        self.grid_of(self.image_size)
-
-    def check_merging(self) -> None:
-        for name in ("tome_r", "tome_thresholds"):
-            value = getattr(self, name)
-            if isinstance(value, tuple) and len(value) not in (0 if name == "tome_thresholds" else -1, self.depth):
-                raise ConfigError(f"{name} has {len(value)} values for {self.depth} layers")
-        name = "tome_thresholds" if self.tome_thresholds else "tome_r"
+        if len(self.tome_counts) != self.depth:
+            raise ConfigError(f"tome_r has {len(self.tome_counts)} values for {self.depth} layers")
+        if self.tome_thresholds and len(self.tome_thresholds) != self.depth:
+            raise ConfigError(f"tome_thresholds has {len(self.tome_thresholds)} values for {self.depth} layers")
         if self.tome_thresholds and any(self.tome_counts):
             raise ConfigError("tome_r and tome_thresholds cannot be combined; set one of them to 0 or []")
-        if self.merges_tokens and (self.rope or self.pos_embed in INNER_POSITIONS):
-            raise ConfigError(f"{name} cannot be combined with positions inside attention, which need every patch")
+        if self.merges_tokens and self.needs_all_patches:
+            name = "tome_thresholds" if self.tome_thresholds else "tome_r"
+            raise ConfigError(f"{name} cannot be combined with {self.needs_all_patches}, which need every patch")
+        self.grid_of(self.image_size)
+
+    @property
+    def needs_all_patches(self) -> str:
+        """The part of the blocks that relies on the grid, so that no patch can be dropped or merged; empty if none."""
+        if self.rope or self.pos_embed in INNER_POSITIONS:
+            return "positions inside attention"
+        if self.pos_embed_at != "input":
+            return "positions added in every layer"
+        needs = {"axial": "rows and columns of axial attention", "mixer": "MLPs over the patches"}
+        return needs.get(self.attention, "")
 
     @property
     def tome_counts(self) -> tuple[int, ...]:
@@ -370,12 +397,19 @@ class ResNetConfig(Settings):
     """Channels after the root convolution: 64 times the width factor."""
     style: ResNetStyle = "bit"
     """`bit`: as released; `timm_bit`: with timm's standardization epsilon."""
+    axial: bool = False
+    """Attention within rows, then within columns, in place of the 3x3 convolutions (AxialResNet)."""
 
     def check(self) -> None:
         if self.width % 32:
             raise ConfigError(f"width={self.width} is not a multiple of GroupNorm's 32 groups")
         if not 1 <= len(self.stages) <= 8:
             raise ConfigError(f"stages={self.stages} must have 1 to 8 stages")
+
+    def axial_grid(self, width: int, stride: int) -> Size:
+        """Rows and columns of the feature map that enters the axial attention of a unit of this width and stride."""
+        pixels = 4 * (width // self.width) // stride
+        return -(-self.image_size[0] // pixels), -(-self.image_size[1] // pixels)
 
     @property
     def feature_width(self) -> int:
@@ -385,11 +419,19 @@ class ResNetConfig(Settings):
 
 ModelConfig = ViTConfig | ResNetConfig
 
+
+def _refuse_change(self: ModelConfig, name: str, value: object) -> None:
+    """Settings are frozen. transformers' Trainer sets `use_cache` on every config; it has no meaning here."""
+    if name != "use_cache":
+        raise FrozenInstanceError(f"settings cannot be changed: make a copy with config.replace({name}=...)")
+
+
+ViTConfig.__setattr__ = ResNetConfig.__setattr__ = _refuse_change  # type: ignore[method-assign, assignment]
+
 MODEL_KINDS: dict[str, type[ViTConfig] | type[ResNetConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig}
 
 
-DEFAULT_BATCH_SIZE = 16
-"""Default inference batch size."""
+DEFAULT_BATCH_SIZE = 16  # default inference batch size
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -426,14 +468,12 @@ class Preprocess(Settings):
 
     def check(self) -> None:
         if {self.patch_size is not None, self.max_num_patches is not None} != {self.fit == "naflex"}:
-            raise ConfigError(
-                f"fit='naflex' needs {argument('patch_size')} and max_num_patches=, other fits have neither"
-            )
+            needs = f"needs {argument('patch_size')} and max_num_patches=, other fits have neither"
+            raise ConfigError(f"fit='naflex' {needs}")
         scaled = self.scaled_size or self.image_size
         if scaled[0] < self.image_size[0] or scaled[1] < self.image_size[1]:
-            raise ConfigError(
-                f"scaled_size={self.scaled_size} does not cover {argument('image_size', self.image_size)}"
-            )
+            size = argument("image_size", self.image_size)
+            raise ConfigError(f"scaled_size={self.scaled_size} does not cover {size}")
         if len(self.mean) != len(self.std) or not self.std or not all(0 < x < 1e9 for x in self.std):
             raise ConfigError(f"mean={self.mean} and std={self.std} must have equal lengths, and std must be positive")
 
@@ -454,10 +494,9 @@ class Preprocess(Settings):
     def require_one_size(self, what: str) -> Size:
         """The common size of all images. Raises ConfigError naming `what` if each image has its own (NaFlex)."""
         if self.fit == "naflex":
-            raise ConfigError(
-                f"{what} needs images of one size, and this model keeps each image's shape (NaFlex): "
-                f"load it with {argument('image_size', self.image_size[0])}, which squashes all images to that size"
-            )
+            reason = "needs images of one size, and this model keeps each image's shape (NaFlex)"
+            size = argument("image_size", self.image_size[0])
+            raise ConfigError(f"{what} {reason}: load it with {size}, which squashes all images to that size")
         return self.image_size
 
     def with_image_size(self, image_size: int | Size) -> Preprocess:

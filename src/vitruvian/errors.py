@@ -27,18 +27,20 @@ Code that handles an error reads its fields and never its text.
 from __future__ import annotations
 
 import copy
+import copyreg
 import difflib
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, TypeVar, overload
+from typing import Any
 
-MAX_VALUE_CHARS = 100
-"""Maximum number of characters of a value in an error text."""
+from vitruvian.text import describe_error, printable, shorten
+
+MAX_VALUE_CHARS = 100  # maximum number of characters of a value in an error text
+MAX_CHARS = 1000  # maximum number of characters of an error text
 
 _MARK = "\x1f"  # around arguments in a reason or a hint, from `argument` until the text is formatted
-
-Error = TypeVar("Error", bound="VitruvianError")
 
 
 def python_spelling(name: str, value: str) -> str:
@@ -53,7 +55,6 @@ class VitruvianError(Exception):
         reason: What is wrong, in a sentence without a period. Values and limits belong here.
         where: The file, directory, URL or setting that the error is about.
         hint: What to do about it.
-        parameter: Name of the invalid argument; by default the first one that reason or hint spell with `argument`.
     """
 
     exit_code = 1
@@ -61,9 +62,9 @@ class VitruvianError(Exception):
     spell: Callable[[str, str], str] = staticmethod(python_spelling)
     """How the text spells an argument and its value ("" if it has none); commands set it to their options."""
 
-    def __init__(self, reason: str, *, where: object = None, hint: str = "", parameter: str = "") -> None:
+    def __init__(self, reason: str, *, where: object = None, hint: str = "") -> None:
         super().__init__(reason)
-        self._reason, self._hint, self._parameter = reason, hint, parameter
+        self._reason, self._hint = reason, hint
         self.where = where
         """The file, directory, URL or setting that the error is about."""
 
@@ -79,42 +80,31 @@ class VitruvianError(Exception):
 
     @property
     def parameter(self) -> str:
-        """Name of the invalid argument; empty if the error is not about an argument."""
-        marked = (self._reason + self._hint).split(_MARK)[1:2]
-        return self._parameter or "".join(marked).partition("=")[0]
+        """The first argument that reason or hint spell with `argument`; empty if the error is not about one."""
+        return "".join((self._reason + self._hint).split(_MARK)[1:2]).partition("=")[0]
 
     def __str__(self) -> str:
         where = "" if self.where is None else f"{self.where}: "
         hint = f"; {self.hint}" if self._hint else ""
-        return f"{where}{self.reason}{hint}".replace("\n", "\\n")  # a path may contain a newline
+        return shorten(printable(f"{where}{self.reason}{hint}"), MAX_CHARS)  # names in files may contain anything
 
     def _format(self, text: str) -> str:
         parts = text.split(_MARK)
         parts[1::2] = [self.spell(*part.split("=", 1)) for part in parts[1::2]]
         return "".join(parts)
 
-    @overload
-    def replace(self: Error, *, where: object = None, hint: str = "") -> Error: ...
-    @overload
-    def replace(self, kind: type[Error], *, where: object = None, hint: str = "") -> Error: ...
-    def replace(self, kind: Any = None, *, where: object = None, hint: str = "") -> Any:
+    def replace(
+        self, kind: type[VitruvianError] | None = None, *, where: object = None, hint: str = ""
+    ) -> VitruvianError:
         """A copy of this error, optionally of another class, with `where` prepended and `hint` appended."""
-        error = copy.copy(self)
-        if kind is not None:
-            error = kind(self._reason, where=self.where, hint=self._hint, parameter=self._parameter)
+        error = copy.copy(self) if kind is None else kind(self._reason, where=self.where, hint=self._hint)
         if where is not None:
             error.where = where if self.where is None else f"{where}: {self.where}"
         error._hint = "; ".join(filter(None, (self._hint, hint)))
         return error
 
     def __reduce__(self) -> tuple[Any, ...]:  # pickled by fields: subclasses have other arguments
-        return _rebuild, (type(self), self.args, self.__dict__)
-
-
-def _rebuild(kind: type[VitruvianError], args: tuple[Any, ...], fields: dict[str, Any]) -> VitruvianError:
-    error = kind.__new__(kind, *args)
-    error.__dict__.update(fields)
-    return error
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class ConfigError(VitruvianError, ValueError):
@@ -191,6 +181,24 @@ class MissingExtraError(VitruvianError, ImportError):
     """An optional package is not installed."""
 
 
+@contextmanager
+def parsing(where: object, raises: type[VitruvianError], *, hint: str = "") -> Iterator[None]:
+    """The boundary around a parser of untrusted files: any exception becomes `raises`, one line that names the file.
+
+    Libraries raise nearly anything for a damaged file, and so does our own code for values of unexpected types. Errors
+    that the parser raises on purpose pass through.
+    """
+    try:
+        yield
+    except VitruvianError as error:
+        is_setting = isinstance(error, ConfigError) and not issubclass(raises, ConfigError)  # in the file
+        raise (error.replace(raises, where=where) if is_setting and error.where is None else error) from error.__cause__
+    except OSError as error:
+        raise raises(f"cannot be read: {describe_error(error)}", where=error.filename or where, hint=hint) from error
+    except Exception as error:
+        raise raises(f"damaged or not supported ({describe_error(error)})", where=where, hint=hint) from error
+
+
 _NO_VALUE = object()
 
 
@@ -232,6 +240,9 @@ def require(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingExtraError(
-            f"this needs the package {module.split('.')[0]!r}: pip install 'vitruvian[{extra}]'"
-        ) from error
+        raise MissingExtraError(f"this needs the package {module.split('.')[0]!r}: {install_hint(extra)}") from error
+
+
+def install_hint(extra: str) -> str:
+    """How to install an extra; the package is in no index."""
+    return f"run pip install '.[{extra}]' in a copy of the repository"

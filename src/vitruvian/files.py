@@ -6,28 +6,26 @@ import glob
 import hashlib
 import json
 import os
+import pickletools
 import re
 import shutil
 import stat
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, TypeVar
 
 from vitruvian.errors import FileError, VitruvianError
-from vitruvian.text import printable
+from vitruvian.text import describe_error, printable
 
-UNFINISHED = ".tmp"
-"""Suffix of the temporary directory beside a file that is being written; its name starts with a dot."""
-ABANDONED_SECONDS = 24 * 3600
-"""Age at which such a directory is considered abandoned by a killed process."""
-MAX_TEXT_BYTES = 64 * 2**20
-"""Default limit of `read_bytes`; larger than any settings file or list of classes."""
-MAX_DEPTH = 100
-"""Maximum nesting of JSON and TOML."""
+T = TypeVar("T")
+UNFINISHED = ".tmp"  # suffix of the temporary directory beside a file that is being written; its name starts with a dot
+ABANDONED_SECONDS = 24 * 3600  # age at which such a directory is considered abandoned by a killed process
+MAX_TEXT_BYTES = 64 * 2**20  # default limit of `read_bytes`; larger than any settings file or list of classes
+MAX_DEPTH, MAX_INT_BITS = 100, 1023  # limits of JSON and TOML: nesting, and integers that a float can hold
 
 
 @contextmanager
@@ -73,9 +71,8 @@ def _install(new: Path, destination: Path) -> None:
     for path in [*new.rglob("*"), new] if new.is_dir() else [new]:
         sync(path)
     if new.is_dir() and destination.is_dir():
-        for name in sorted(
-            os.listdir(new), key=lambda name: name.endswith(".json")
-        ):  # descriptions of other files last
+        names = sorted(os.listdir(new), key=lambda name: name.endswith(".json"))  # descriptions of other files last
+        for name in names:
             os.replace(new / name, destination / name)
         sync(destination)
     else:
@@ -96,12 +93,11 @@ def remove_unfinished(folder: Path) -> None:
 
 def sync(path: Path) -> None:
     """Wait until the bytes of a file, or the entries of a directory, are on disk."""
-    if path.is_dir():
-        if os.name != "nt":  # Windows cannot sync directories
-            with suppress(OSError):  # some network file systems cannot, either
-                _fsync(path, os.O_RDONLY)
-    else:
+    if not path.is_dir():
         _fsync(path, os.O_RDWR)
+    elif os.name != "nt":  # Windows cannot sync directories
+        with suppress(OSError):  # some network file systems cannot, either
+            _fsync(path, os.O_RDONLY)
 
 
 def _fsync(path: Path, flags: int) -> None:
@@ -131,9 +127,8 @@ def write_text(path: Path, content: str) -> Path:
         return write_bytes(path, content.encode("utf-8"))
     except UnicodeEncodeError as error:
         what = printable(content[max(0, error.start - 30) : error.end + 30])
-        raise FileError(
-            f"cannot be written: {what!r} is not Unicode", where=path, hint="rename the file it comes from"
-        ) from error
+        reason, hint = f"cannot be written: {what!r} is not Unicode", "rename the file it comes from"
+        raise FileError(reason, where=path, hint=hint) from error
 
 
 def write_json(path: Path, content: Any) -> Path:
@@ -157,8 +152,8 @@ def read_bytes(path: Path, *, raises: type[VitruvianError] = FileError, most: in
         if status.st_size > most:
             raise raises(f"{status.st_size >> 20} MiB exceeds the limit of {most >> 20} MiB", where=path)
         return path.read_bytes()
-    except OSError as error:
-        raise raises(f"cannot be read: {error.strerror or error}", where=path) from error
+    except (OSError, ValueError) as error:  # a path may contain a NUL
+        raise raises(f"cannot be read: {describe_error(error)}", where=path) from error
 
 
 def read_text(path: Path, *, raises: type[VitruvianError] = FileError) -> str:
@@ -183,9 +178,7 @@ def read_object(path: Path, *, raises: type[VitruvianError] = FileError) -> dict
 
 def parse_json(text: str | bytes, where: object, *, raises: type[VitruvianError] = FileError) -> Any:
     """Parse JSON of limited depth; errors name `where`."""
-    text = decode_utf8(text, where, raises=raises) if isinstance(text, bytes) else text
-    with _parsing("JSON", where, raises):
-        return _check_depth(json.loads(text))
+    return _parse("JSON", json.loads, text, where, raises)
 
 
 def parse_object(text: str | bytes, where: object, *, raises: type[VitruvianError] = FileError) -> dict[str, Any]:
@@ -196,35 +189,63 @@ def parse_object(text: str | bytes, where: object, *, raises: type[VitruvianErro
 
 
 def parse_toml(text: str | bytes, where: object, *, raises: type[VitruvianError] = FileError) -> dict[str, Any]:
-    text = decode_utf8(text, where, raises=raises) if isinstance(text, bytes) else text
-    with _parsing("TOML", where, raises):
+    def loads(text: str) -> dict[str, Any]:
         if re.search(rf"(?m)^[ \t\[]*[\w'\"-]+([ \t]*\.[ \t]*[\w'\"-]+){{{MAX_DEPTH}}}", text):
             raise RecursionError  # before tomllib spends minutes on a key of that many parts
-        return _check_depth(tomllib.loads(text))
+        return tomllib.loads(text)
+
+    return _parse("TOML", loads, text, where, raises)
 
 
-@contextmanager
-def _parsing(language: str, where: object, raises: type[VitruvianError]) -> Iterator[None]:
-    """Convert the exceptions of a parser to a one-line error."""
+def _parse(
+    language: str, loads: Callable[[str], T], text: str | bytes, where: object, raises: type[VitruvianError]
+) -> T:
+    """Parse text of limited depth, with one-line errors."""
+    text = decode_utf8(text, where, raises=raises) if isinstance(text, bytes) else text
     try:
-        yield
+        content = loads(text)
+        level: list[Any] = [content]
+        for _ in range(MAX_DEPTH):
+            if any(type(x) is int and x.bit_length() > MAX_INT_BITS for x in level):
+                raise ValueError("a number has hundreds of digits")
+            nested = [x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list)]
+            level = [item for items in nested for item in items]
+            if not level:
+                return content
+        raise RecursionError
     except RecursionError:
         raise raises(f"not valid {language}: nested more than {MAX_DEPTH} deep", where=where) from None
     except ValueError as error:
-        digits = "set_int_max_str_digits" in str(error)
-        reason = "a number has thousands of digits" if digits else " ".join(str(error).split())
-        raise raises(f"not valid {language}: {reason}", where=where) from error
+        raise raises(f"not valid {language}: {describe_error(error)}", where=where) from error
 
 
-def _check_depth(content: Any) -> Any:
-    """Return `content` if it is nested at most MAX_DEPTH levels deep, else raise RecursionError."""
-    level = [content]
-    for _ in range(MAX_DEPTH):
-        nested = [x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list)]
-        level = [item for items in nested for item in items]
-        if not level:
-            return content
-    raise RecursionError
+def check_pickle(file: IO[bytes], where: object, *, raises: type[VitruvianError] = FileError) -> None:
+    """Read the opcodes of a pickle, and raise if loading it would exhaust the memory or the stack.
+
+    Even an unpickler that calls no code obeys `bytearray(10**10)` and huge memo indices, and the hash of a tuple that
+    is nested 100,000 deep overflows the stack.
+    """
+    stack: list[int] = []  # for each value, how deep its tuples are nested; -1 is a mark
+    memo: dict[Any, int] = {}
+    for opcode, value, _ in pickletools.genops(file):
+        name, depth, before = opcode.name, 0, [item.name for item in opcode.stack_before]
+        if name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            index = len(memo) if value is None else int(value)
+            memo[index] = stack[-1]
+        elif name in ("GET", "BINGET", "LONG_BINGET"):
+            stack.append(memo[value])
+        elif name == "MARK":
+            stack.append(-1)
+        else:
+            while "mark" in before and (inner := stack.pop()) >= 0:
+                depth = max(depth, inner)
+            depth = max([depth, *(stack.pop() for item in before if item not in ("mark", "stackslice"))])
+            depth += name.startswith("TUPLE")
+            stack += [depth] * len(opcode.stack_after)
+        if depth > MAX_DEPTH:
+            raise raises(f"tuples are nested more than {MAX_DEPTH} deep", where=where)
+        if (name.endswith("PUT") and index > 2**20) or (name == "GLOBAL" and str(value).endswith(" bytearray")):
+            raise raises("the pickle would fill the memory", where=where)
 
 
 def digest(path: Path, algorithm: str = "sha256") -> str:

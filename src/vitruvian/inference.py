@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Generic, Self, TypeVar
@@ -31,10 +32,10 @@ from vitruvian.data.sources import Source
 from vitruvian.data.transform import EvalTransform, SeededTransform, Transform
 from vitruvian.data.workers import in_order, in_threads
 from vitruvian.engines.choose import Engine
-from vitruvian.engines.graph import LOGITS_ONLY, Graph, find_graph, open_graph
+from vitruvian.engines.graph import LOGITS_ONLY, Graph, ImageModel, find_graph, open_graph
 from vitruvian.engines.runtimes import EngineName, check_engine
 from vitruvian.errors import ConfigError, DataError, ImageError, argument
-from vitruvian.model.build import ImageModel, Model
+from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores, map_over_shapes
 from vitruvian.model.resnet import ResNet
 from vitruvian.progress import Track, no_tracking
@@ -45,34 +46,27 @@ from vitruvian.weights.load import load, with_merging
 
 # B images, K classes, F features
 
-DECODERS = min(4, os.cpu_count() or 1)
-"""Threads that decode ahead of the model."""
-CHUNK = 16
-"""Number of images that a worker process loads per task."""
-LOOK_AHEAD = 256
-"""Number of images that a remote source prefetches."""
-MAX_UNREADABLE = 0.25
-"""Default limit for the fraction of unreadable images."""
+DECODERS = min(4, os.cpu_count() or 1)  # threads that decode ahead of the model
+CHUNK = 16  # number of images that a worker process loads per task
+LOOK_AHEAD = 256  # number of images that a remote source prefetches
+MAX_UNREADABLE = 0.25  # default limit for the fraction of unreadable images
 NOT_FINITE = "the model produced NaN or infinite outputs"
 
 Item = TypeVar("Item")
 Details = TypeVar("Details")
 Result = TypeVar("Result")
 
-Loaded = tuple[Details, Tensor | ImageError]
-"""The caller's details of an image, and its normalized pixels (channels, rows, columns) or the error."""
-Load = Callable[[int, Item], Loaded[Details]]
-"""Loads an item, given its position in the stream."""
+Loaded = tuple[Details, Tensor | ImageError]  # the caller's details, and pixels (channels, rows, columns)
+Images = list[tuple[Details, ImageError | None]]  # every image in order; unreadable images have an error
+Load = Callable[[int, Item], Loaded[Details]]  # loads an item, given its position in the stream
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs(Generic[Details]):
     """The outputs of one batch."""
 
-    images: list[tuple[Details, ImageError | None]]
-    """Every image of the batch in order; unreadable images have an error."""
-    values: Tensor
-    """(n, F) One row per readable image."""
+    images: Images[Details]
+    values: Tensor  # (n, F), one row per readable image
 
     @property
     def readable(self) -> list[Details]:
@@ -132,12 +126,7 @@ def load_batches(
 ) -> Iterator[list[Loaded[Details]]]:
     """Load the items of each batch, in order, with at most `ahead` items in progress or waiting.
 
-    Args:
-        load: Called as `load(position, item)` with the position of the item in the whole stream.
-        batches: Items of any kind. Empty batches are left out.
-        ahead: Maximum number of items loaded before they are needed.
-        threads: Number of threads, if there are no worker processes.
-        workers: Number of worker processes; `load` must be picklable then.
+    Empty batches are left out. With worker processes instead of threads, `load` must be picklable.
     """
     sizes: deque[int] = deque()  # of the batches in progress
 
@@ -152,7 +141,7 @@ def load_batches(
 
     loaded: Iterator[Loaded[Details]]
     if workers:
-        packed = in_order(LoadPacked(load), batched(positions(), CHUNK), workers=workers)
+        packed = in_order(partial(load_packed, load), batched(positions(), CHUNK), workers=workers)
         loaded = (result for chunk in packed for result in unpack(*chunk))
     else:
         loaded = in_threads(lambda numbered: load(*numbered), positions(), threads=threads, ahead=ahead)
@@ -165,21 +154,16 @@ def load_batches(
             batch = []
 
 
-class LoadPacked(Generic[Item, Details]):
-    """`load` for a worker process: images of one shape are sent as one tensor, since each costs a file descriptor."""
-
-    def __init__(self, load: Load[Item, Details]) -> None:
-        self.load = load
-
-    def __call__(self, items: list[tuple[int, Item]]) -> tuple[list[tuple[Details, ImageError | None]], list[Tensor]]:
-        loaded = [self.load(position, item) for position, item in items]
-        pixels = [image for _, image in loaded if isinstance(image, Tensor)]
-        stacks = [torch.stack(list(same)) for _, same in groupby(pixels, key=lambda image: image.shape)]
-        return [(details, None if isinstance(image, Tensor) else image) for details, image in loaded], stacks
+def load_packed(load: Load[Item, Details], items: list[tuple[int, Item]]) -> tuple[Images[Details], list[Tensor]]:
+    """`load` in a worker process: images of one shape are sent as one tensor, since each costs a file descriptor."""
+    loaded = [load(position, item) for position, item in items]
+    pixels = [image for _, image in loaded if isinstance(image, Tensor)]
+    stacks = [torch.stack(list(same)) for _, same in groupby(pixels, key=lambda image: image.shape)]
+    return [(details, None if isinstance(image, Tensor) else image) for details, image in loaded], stacks
 
 
-def unpack(images: list[tuple[Details, ImageError | None]], stacks: list[Tensor]) -> list[Loaded[Details]]:
-    """The results of `LoadPacked`, one per image."""
+def unpack(images: Images[Details], stacks: list[Tensor]) -> list[Loaded[Details]]:
+    """The results of `load_packed`, one per image."""
     pixels = (image for stack in stacks for image in stack)
     return [(details, next(pixels) if error is None else error) for details, error in images]
 
@@ -216,7 +200,7 @@ class Encoder:
 
     def __init__(
         self,
-        model: Model | Graph | str | Path,
+        model: ImageModel | str | Path,
         *,
         num_heads: int | None = None,
         image_size: int | Size | None = None,
@@ -225,25 +209,24 @@ class Encoder:
         tome_r: int | Sequence[int] | None = None,
     ) -> None:
         """Load or wrap a model; for the arguments see `Classifier`."""
-        self.engine = check_engine(engine, device)
-        self._run: Engine | None = None
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.engine, self.device = check_engine(engine, device), device
         self._preprocess: Preprocess | Transform | None = None
-        self.name = str(model) if isinstance(model, str | Path) else model_title(model)
-        if isinstance(model, str | Path):
-            graph = find_graph(model)
-            if graph is None:
-                model = load(model, num_heads=num_heads, image_size=image_size)
-            else:
-                if num_heads is not None or device.partition(":")[0] != "cpu":
-                    name = "device" if num_heads is None else "num_heads"
-                    raise ConfigError(
-                        f"{argument(name)} is for weights; "
-                        "an exported graph has a fixed architecture and runs on the CPU"
-                    )
-                model = open_graph(graph, engine=engine, image_size=image_size)
-                self.engine = "torch"
-        elif num_heads is not None or image_size is not None:
-            raise ConfigError("num_heads and image_size apply when weights are loaded; this model is already built")
+        self.name = str(model)
+        if not isinstance(model, str | Path):
+            self.name = model.meta.origin if isinstance(model.config, GraphConfig) else title_of(model.config)
+            if num_heads is not None or image_size is not None:
+                raise ConfigError("num_heads and image_size apply when weights are loaded; this model is already built")
+        elif (graph := find_graph(model)) is None:
+            model = load(model, num_heads=num_heads, image_size=image_size)
+        else:
+            if num_heads is not None or device.partition(":")[0] != "cpu":
+                name = argument("device" if num_heads is None else "num_heads")
+                reason = "an exported graph has a fixed architecture and runs on the CPU"
+                raise ConfigError(f"{name} is for weights; {reason}")
+            model = open_graph(graph, engine=engine, image_size=image_size)
+            self.engine = "torch"
         if tome_r is not None:
             model = with_merging(require_weights(model), tome_r)
         if len(model.meta.preprocess.mean) != model.config.in_channels:
@@ -256,10 +239,15 @@ class Encoder:
         try:
             if torch.device(device).type == "meta":
                 raise RuntimeError("it cannot run a model")
-            self.model: Model | Graph = model.to(device)
+            self.model: ImageModel = model.to(device)
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"{argument('device', device)} cannot be used: {str(error).splitlines()[0]}") from None
-        self.device = device
+        self._forward: ImageModel | Engine = self.model
+
+    def __repr__(self) -> str:
+        size = "x".join(map(str, self.model.config.image_size))
+        classes = f"{self.model.config.num_classes} classes, " if isinstance(self, Classifier) else ""
+        return f"{type(self).__name__}({self.name}, {classes}{size} pixels, {self.engine} on {self.device})"
 
     @property
     def torch_model(self) -> Model:
@@ -272,11 +260,7 @@ class Encoder:
         return self.model.meta.preprocess if self._preprocess is None else self._preprocess
 
     def with_preprocess(self, preprocess: Preprocess | Transform) -> Self:
-        """A copy that shares the model and preprocesses images in another way.
-
-        Args:
-            preprocess: Settings, or any callable from a PIL image to a tensor.
-        """
+        """A copy that shares the model, with other settings or any callable from a PIL image to a tensor."""
         changed = copy(self)
         changed._preprocess = preprocess.preprocess if isinstance(preprocess, EvalTransform) else preprocess
         return changed
@@ -333,13 +317,9 @@ class Encoder:
         batch_size: int = DEFAULT_BATCH_SIZE,
         track: Track = no_tracking,
     ) -> Iterator[tuple[list[int], Tensor]]:
-        """Compute `forward` of the images of a source with these indices.
+        """Indices and outputs (B, F) of `forward` for the images of a source, batch by batch.
 
-        Yields:
-            The indices of the readable images of a batch, and their outputs (B, F).
-
-        Raises:
-            DataError: More images than MAX_UNREADABLE cannot be read. `unreadable` lists those that cannot.
+        Unreadable images are added to `unreadable`; more than MAX_UNREADABLE of them raise DataError.
         """
         validate("batch_size", BatchSize, batch_size)
         images = track(read_images(source, indices), len(indices))
@@ -370,7 +350,11 @@ class Encoder:
 
     def _maps_whole_images(self) -> bool:
         """Whether each core computes whole images, so that calls may overlap."""
-        plain = isinstance(self.model, Model) and not self.model.training and self.model.meta.cascade is None
+        if self.model.meta.cascade is not None:
+            return False
+        if isinstance(self._forward, Engine):
+            return self._forward.whole_images
+        plain = isinstance(self.model, Model) and not self.model.training
         return plain and self.engine == "torch" and torch.device(self.device).type == "cpu"
 
     def embed(self, images: Iterable[ImageInput], *, batch_size: int = DEFAULT_BATCH_SIZE) -> Tensor:
@@ -406,29 +390,29 @@ class Classifier(Encoder):
 
     def __init__(
         self,
-        model: Model | Graph | str | Path,
+        model: ImageModel | str | Path,
         *,
-        num_heads: int | None = None,
         image_size: int | Size | None = None,
-        device: str = "cpu",
-        engine: EngineName = "torch",
-        tome_r: int | Sequence[int] | None = None,
-        flip: bool = False,
+        num_heads: int | None = None,
         labels: Iterable[str] | None = None,
         template: str | None = None,
+        tome_r: int | Sequence[int] | None = None,
+        flip: bool = False,
+        engine: EngineName = "torch",
+        device: str = "cpu",
     ) -> None:
         """Load or wrap a model with a classification head, or a CLIP or SigLIP used zero-shot with `labels`.
 
         Args:
             model: A model, or a file, directory or published name to load.
-            num_heads: Number of attention heads, if the file does not store it.
             image_size: Input size to load the weights for.
-            device: A PyTorch device.
-            engine: What computes the logits: "torch", "onnxruntime", "openvino", or "auto" for the fastest installed.
-            tome_r: Tokens to merge per layer (ToMe). 0 turns merging off; None keeps the model's own setting.
-            flip: Average the logits of each image and its mirror image.
+            num_heads: Number of attention heads, if the file does not store it.
             labels: Class names for zero-shot classification.
             template: Prompt template: text with {}, or the name of a published set (`imagenet`, `imagenet-7`).
+            tome_r: Tokens to merge per layer (ToMe). 0 turns merging off; None keeps the model's own setting.
+            flip: Average the logits of each image and its mirror image.
+            engine: What computes the logits: "torch", "onnxruntime", "openvino", or "auto" for the fastest installed.
+            device: A PyTorch device.
 
         Raises:
             CheckpointError: The weights cannot be loaded.
@@ -443,7 +427,27 @@ class Classifier(Encoder):
             self.model = with_words(self.torch_model, labels, template).to(device)
         elif template is not None:
             raise ConfigError(f"{argument('template')} needs {argument('labels')}")
-        self.labels = labels_of(self.model)
+        self._forward = self.model if self.engine == "torch" else Engine(self.torch_model, self.engine)
+        classes, known = self.model.config.num_classes, self.model.meta.labels
+        if classes == 0:
+            what = "this model has no classification head, only features"
+            hint = f"load it with num_classes=N and train a head, or give {argument('labels')} to a CLIP or SigLIP"
+            raise ConfigError(what, hint=hint)
+        if known is not None and len(known) != classes:
+            raise ConfigError(f"the model has {classes} classes but {len(known)} labels")
+        self.labels: tuple[str, ...] = tuple(map(str, range(classes))) if known is None else known
+
+    def __call__(
+        self, images: ImageInput | Iterable[ImageInput], *, top: int = 5, batch_size: int = DEFAULT_BATCH_SIZE
+    ) -> list[Prediction] | list[list[Prediction]]:
+        """The predictions for one image, or for each image of a list as `predict` returns them.
+
+        An array with two or three axes is one image.
+        """
+        is_array = isinstance(images, np.ndarray) and images.ndim < 4
+        if is_array or isinstance(images, str | bytes | os.PathLike | Image.Image) or hasattr(images, "read"):
+            return self.predict([images], top=top, batch_size=batch_size)[0]  # type: ignore[list-item]
+        return self.predict(images, top=top, batch_size=batch_size)
 
     def predict(
         self, images: Iterable[ImageInput], *, top: int = 5, batch_size: int = DEFAULT_BATCH_SIZE
@@ -451,7 +455,7 @@ class Classifier(Encoder):
         """Classify images.
 
         Args:
-            images: Paths, bytes, open files, Pillow images or 8-bit arrays.
+            images: Paths, URLs (http or https), bytes, open files, Pillow images or 8-bit arrays.
             top: Number of predictions per image.
             batch_size: Number of images per batch; changes speed and memory, not the predictions.
 
@@ -503,20 +507,19 @@ class Classifier(Encoder):
 
     def prepare(self, pixels: Tensor) -> None:
         """Get the engine ready for batches of this size: the first call may export a graph or measure engines."""
-        run = self._engine()
-        if isinstance(run, Engine):
-            run.prepare(pixels)
+        if isinstance(self._forward, Engine):
+            self._forward.prepare(pixels)
             if self.model.meta.cascade is not None:
                 self._first_pass().prepare(first_pass_pixels(pixels, self.model.meta.cascade))
 
     def _logits(self, pixels: Tensor) -> Tensor:
         cascade = self.model.meta.cascade
         if cascade is None:
-            return self.compute(self._engine(), pixels)
+            return self.compute(self._forward, pixels)
         logits = self._first_pass().logits(first_pass_pixels(pixels, cascade)).clone()
         unsure = ~(probabilities_of(self.model, logits).amax(dim=-1) > cascade.threshold)  # also NaN
         if unsure.any():
-            logits[unsure] = self.compute(self._engine(), pixels[unsure])
+            logits[unsure] = self.compute(self._forward, pixels[unsure])
         return logits
 
     def _first_pass(self) -> Classifier:
@@ -527,18 +530,6 @@ class Classifier(Encoder):
             first = model.first_pass() if isinstance(model, Graph) else with_merging(model, cascade.tome_r)
             self._first = Classifier(first, device=self.device, engine=self.engine)
         return self._first
-
-    def _maps_whole_images(self) -> bool:
-        if self._run is None or self.model.meta.cascade is not None:
-            return super()._maps_whole_images()
-        return self._run.whole_images
-
-    def _engine(self) -> Model | Graph | Engine:
-        if self.engine == "torch":
-            return self.model
-        if self._run is None:
-            self._run = Engine(self.torch_model, self.engine)
-        return self._run
 
     def rejects(self, logits: Tensor) -> list[bool]:
         """Whether each image with these logits (B, K) is rejected: its score is below the model's threshold."""
@@ -558,15 +549,11 @@ class Classifier(Encoder):
         ]
 
 
-def require_weights(model: Model | Graph) -> Model:
+def require_weights(model: ImageModel) -> Model:
     """The model, unless it is an exported graph: those raise ConfigError."""
     if isinstance(model, Graph):
         raise ConfigError(LOGITS_ONLY)
     return model
-
-
-def model_title(model: Model | Graph) -> str:
-    return model.meta.origin if isinstance(model.config, GraphConfig) else title_of(model.config)
 
 
 def probabilities_of(model: ImageModel, logits: Tensor) -> Tensor:
@@ -580,21 +567,6 @@ def first_pass_pixels(pixels: Tensor, cascade: CascadeConfig) -> Tensor:
     if cascade.image_size is None:
         return pixels
     return torch.nn.functional.interpolate(pixels, cascade.image_size, mode="bicubic", antialias=True)
-
-
-def labels_of(model: ImageModel) -> tuple[str, ...]:
-    """The model's labels, or class indices as text if it has none. Raises ConfigError for a model without a head."""
-    classes = model.config.num_classes
-    if classes == 0:
-        raise ConfigError(
-            "this model has no classification head, only features",
-            hint=f"load it with num_classes=N and train a head, or give {argument('labels')} to a CLIP or SigLIP",
-        )
-    if model.meta.labels is None:
-        return tuple(map(str, range(classes)))
-    if len(model.meta.labels) != classes:
-        raise ConfigError(f"the model has {classes} classes but {len(model.meta.labels)} labels")
-    return model.meta.labels
 
 
 def embed_images(
@@ -636,9 +608,8 @@ def features(
     if not isinstance(images, Tensor):
         inputs = [preprocess_image(image, model.meta.preprocess) for image in images]
         if len({image.shape for image in inputs}) > 1:
-            raise ConfigError(
-                "these images differ in size (NaFlex)", hint="compute the features of one image at a time"
-            )
+            what = "these images differ in size (NaFlex)"
+            raise ConfigError(what, hint="compute the features of one image at a time")
         images = torch.stack(inputs)
     pixels = images.to(next(model.parameters()).device)
     chosen = [-1] if layers is None else list(layers)

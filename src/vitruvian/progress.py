@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from statistics import median
@@ -20,14 +20,10 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-QUIET_SECONDS = 2.0
-"""Time before a bar is shown."""
-LINE_SECONDS = 10.0
-"""Time before the first line, and between lines, if stderr is not a terminal."""
-RECENT_SECONDS = 120.0
-"""Window over which the speed is measured."""
-SAMPLE_SECONDS = 0.25
-"""Minimum time between two samples of the speed."""
+QUIET_SECONDS = 2.0  # time before a bar is shown
+LINE_SECONDS = 10.0  # time before the first line, and between lines, if stderr is not a terminal
+RECENT_SECONDS = 120.0  # window over which the speed is measured
+SAMPLE_SECONDS = 0.25  # minimum time between two samples of the speed
 
 
 class Track(Protocol):
@@ -41,21 +37,13 @@ def no_tracking(items: Iterable[Item], total: int) -> Iterable[Item]:
     return items
 
 
-def track(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
-    """Yield the items and show the progress."""
-    with Progress(label, total) as progress:
-        for done, item in enumerate(items, 1):
-            yield item
-            progress.update(done)
-
-
-def track_amounts(amounts: Iterable[int], total: int, label: str) -> Iterator[int]:
-    """Yield amounts of work that add up to `total`, and show the progress."""
+def track(items: Iterable[Item], total: int, label: str, amount: Callable[[Any], int] = lambda _: 1) -> Iterator[Item]:
+    """Yield the items, whose amounts of work add up to `total`, and show the progress."""
     done = 0
     with Progress(label, total) as progress:
-        for amount in amounts:
-            yield amount
-            done += amount
+        for item in items:
+            yield item
+            done += amount(item)
             progress.update(done)
 
 
@@ -66,6 +54,11 @@ def print_status(text: str) -> None:
     elif sys.stderr is not None:  # print() would take None for stdout
         with suppress(OSError, ValueError):
             print(text, file=sys.stderr, flush=True)
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    for note in notes:
+        print_status(f"note: {note}")
 
 
 @contextmanager
@@ -85,8 +78,7 @@ class WorkSpeed:
 
     def __init__(self, done: float = 0) -> None:
         self._now = time.monotonic(), time.process_time()
-        self._samples = deque([(0.0, 0.0, done)])
-        """Seconds of work, CPU seconds in them, and the amount done by then."""
+        self._samples = deque([(0.0, 0.0, done)])  # seconds of work, CPU seconds in them, and the amount done by then
 
     def update(self, done: float) -> None:
         """Record that `done` units are complete."""
@@ -116,9 +108,9 @@ class WorkSpeed:
     def left(self, total: float | None) -> float | None:
         """Estimated seconds until `total`; None if unknown."""
         last = self._samples[-1][2]
-        return (
-            None if total is None or last <= self._samples[0][2] else self._seconds_per_unit() * max(0.0, total - last)
-        )
+        if total is None or last <= self._samples[0][2]:
+            return None
+        return self._seconds_per_unit() * max(0.0, total - last)
 
 
 class Progress:
@@ -133,12 +125,11 @@ class Progress:
 
     def __init__(self, label: str, total: int | None = None, *, done: int = 0, unit: str = "") -> None:
         self.label, self.total, self.done, self.unit = label, total, done, unit
-        self.detail = ""
-        """Text after the amounts; may be set at any time."""
+        self.detail = ""  # text after the amounts; may be set at any time
         self._speed = WorkSpeed(done)
         self._begun = self._printed = time.monotonic()
         self._task: Any = None
-        self._shows = os.environ.get("RANK", "0") == "0"  # rank 0 of torchrun
+        self._shows = not _hidden and prints_results()
 
     def __enter__(self) -> Progress:
         return self
@@ -153,8 +144,13 @@ class Progress:
         if not self._shows:
             return
         if on_terminal():
-            if self._task is not None or now - self._begun > QUIET_SECONDS:
-                self._draw()
+            if self._task is None and now - self._begun <= QUIET_SECONDS:
+                return
+            shown: Any = {"completed": done, "numbers": f"{self.amount()}{self.left()}", "detail": self.detail}
+            if self._task is None:
+                self._task = _open_bars().add_task(self.label, total=self.total, **shown)
+            else:
+                _open_bars().update(self._task, **shown)
         elif now - self._printed >= LINE_SECONDS:
             self._printed = now
             print_status(f"{self.label}: {self.amount()}{self.left()}{'; ' * bool(self.detail)}{self.detail}")
@@ -169,18 +165,33 @@ class Progress:
         seconds = self._speed.left(self.total)
         return "" if seconds is None else f", {format_duration(seconds)} left"
 
-    def _draw(self) -> None:
-        bars = _open_bars()
-        fields: dict[str, Any] = {"numbers": f"{self.amount()}{self.left()}", "detail": self.detail}
-        if self._task is None:
-            self._task = bars.add_task(self.label, total=self.total, completed=self.done, **fields)
-        else:
-            bars.update(self._task, completed=self.done, **fields)
-
     def close(self) -> None:
-        if self._task is not None:
-            _close_bar(self._task)
-            self._task = None
+        global _bars
+        if self._task is not None and _bars is not None:
+            _bars.remove_task(self._task)
+            if not _bars.tasks:
+                _bars.stop()
+                _bars = None
+        self._task = None
+
+
+def prints_results() -> bool:
+    """Whether this process prints for all: it runs alone, or is rank 0 of torchrun."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+_hidden = False
+
+
+@contextmanager
+def hide_progress() -> Iterator[None]:
+    """A context in which no new progress is shown."""
+    global _hidden
+    before, _hidden = _hidden, True
+    try:
+        yield
+    finally:
+        _hidden = before
 
 
 def on_terminal() -> bool:
@@ -190,8 +201,7 @@ def on_terminal() -> bool:
         return False
 
 
-_bars: Bars | None = None
-"""The bars on the terminal now, one per piece of work, such as a download within a command."""
+_bars: Bars | None = None  # the bars on the terminal now, one per piece of work, such as a download within a command
 
 
 def _open_bars() -> Bars:
@@ -204,24 +214,8 @@ def _open_bars() -> Bars:
         names = ("description", "fields[numbers]", "fields[detail]")
         label, *amounts = (TextColumn(f"{{task.{name}}}", markup=False) for name in names)
         same_terminal = sys.stdout is not None and sys.stdout.isatty()  # then rich keeps stdout above the bar
-        console = Console(stderr=True)
-        _bars = Bars(
-            label,
-            BarColumn(),
-            *amounts,
-            console=console,
-            transient=True,
-            redirect_stdout=same_terminal,
-            refresh_per_second=4,
-        )
+        behavior: Any = {"transient": True, "redirect_stdout": same_terminal, "refresh_per_second": 4}
+        terminal = Console(file=getattr(sys.stderr, "stream", sys.stderr))  # of a PrintableStream, which escapes colors
+        _bars = Bars(label, BarColumn(), *amounts, console=terminal, **behavior)
         _bars.start()
     return _bars
-
-
-def _close_bar(task: Any) -> None:
-    global _bars
-    if _bars is not None:
-        _bars.remove_task(task)
-        if not _bars.tasks:
-            _bars.stop()
-            _bars = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import numbers
 import operator
@@ -10,19 +11,16 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from vitruvian.errors import ConfigError, UnknownNameError, argument, nearest, short_repr
 
-Size = tuple[int, int]
-"""Rows, columns."""
-MAX_SIDE = 2**14
-"""Maximum side of a model's input, in pixels."""
-MAX_INT = 2**63 - 1
-"""Limit of integers that have no other limit."""
+Size = tuple[int, int]  # rows, columns
+MAX_SIDE = 2**14  # maximum side of a model's input, in pixels
+MAX_INT = 2**63 - 1  # limit of integers that have no other limit
 TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string", Mapping: "a table"}
 
 
@@ -42,11 +40,28 @@ class Range:
 Share = Annotated[float, Range(0.0, 1.0)]
 Seed = Annotated[int, Range(0, MAX_INT)]
 BatchSize = Annotated[int, Range(1, 2**20)]
-Workers = Annotated[int, Range(0, 1024)]
-"""Number of worker processes."""
+Workers = Annotated[int, Range(0, 1024)]  # number of worker processes
 
 
-class Settings:
+class Record:
+    """Base of dataclasses that can be written as JSON."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as a dictionary that can be written as JSON."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+    def to_dict(self) -> dict[str, Any]:
+        """`to_json`, as the loggers of transformers' Trainer call it."""
+        return self.to_json()
+
+    def to_json_string(self) -> str:
+        """The fields as JSON text, as the loggers of transformers' Trainer call it."""
+        return json.dumps(self.to_json())
+
+
+class Settings(Record):
     """Base of frozen dataclasses of numbers, strings, tuples and other settings: validation, and JSON in and out."""
 
     __slots__ = ()
@@ -63,10 +78,6 @@ class Settings:
 
     def check(self) -> None:
         """Raise ConfigError if values contradict each other; each one alone has been validated."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The settings as a dictionary that can be written as JSON."""
-        return dataclasses.asdict(self)  # type: ignore[call-overload]
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], where: str = "") -> Self:
@@ -86,15 +97,13 @@ class Settings:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
 
-def field_types(settings: Any) -> dict[str, Any]:
-    """The types of all fields of a settings class, with their limits."""
-    return _field_types(settings)  # a plain function, since mypy does not consider dataclass types hashable
-
-
-@cache
 def _field_types(settings: Any) -> dict[str, Any]:
+    """The types of all fields of a settings class, with their limits."""
     hints = typing.get_type_hints(settings, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(settings)}
+
+
+field_types: Callable[[Any], dict[str, Any]] = cache(_field_types)  # mypy takes dataclass types for unhashable
 
 
 def validate_field(settings: type[Settings], key: str, value: Any, where: str = "") -> Any:
@@ -112,10 +121,10 @@ def validate(name: str, hint: Any, value: Any) -> Any:
     Raises:
         ConfigError: If it does not; the text names the setting and what it accepts.
     """
-    kind = get_origin(hint) or hint
+    kind, parts = get_origin(hint) or hint, get_args(hint)
     if kind is Annotated:
-        valid = validate(name, get_args(hint)[0], value)
-        for limits in get_args(hint)[1:]:
+        valid = validate(name, parts[0], value)
+        for limits in parts[1:]:
             limits.check(name, valid)
         return valid
     if hint is Any:
@@ -123,46 +132,34 @@ def validate(name: str, hint: Any, value: Any) -> Any:
     if hint == Size:
         return as_size(value, name)
     if kind is Literal:
-        check_choice(name, value, get_args(hint))
+        check_choice(name, value, parts)
         return value
     if kind in (Union, types.UnionType):
-        return _validate_union(name, get_args(hint), value)
+        if value is None and type(None) in parts:
+            return None
+        errors = []
+        for part in parts:
+            if part is not type(None):
+                try:
+                    return validate(name, part, value)
+                except ConfigError as error:
+                    errors.append(error)
+        raise errors[0]
     if kind is tuple:
-        return _validate_tuple(name, get_args(hint), value)
+        if not isinstance(value, list | tuple):
+            example = '["a", "b"]' if parts[0] is str else "[1, 2]"
+            raise ConfigError(f"{argument(name, value)} is not a list, such as {example}")
+        hints = (parts[0],) * len(value) if parts[1:] == (Ellipsis,) else parts
+        if len(value) != len(hints):
+            raise ConfigError(f"{argument(name, list(value))} does not have {len(hints)} values")
+        items = tuple(validate(name, part, item) for part, item in zip(hints, value))
+        return value if isinstance(value, tuple) and items == value else items
     if isinstance(kind, type) and issubclass(kind, Settings):
         if isinstance(value, Mapping):
             value = kind.from_json(value, name)
         if isinstance(value, kind):
             return value
         raise ConfigError(f"{argument(name, value)} is not a table of settings", hint=f"write {name}.KEY=VALUE")
-    return _validate_scalar(name, kind, value)
-
-
-def _validate_union(name: str, hints: tuple[Any, ...], value: Any) -> Any:
-    if value is None and type(None) in hints:
-        return None
-    errors = []
-    for hint in hints:
-        if hint is not type(None):
-            try:
-                return validate(name, hint, value)
-            except ConfigError as error:
-                errors.append(error)
-    raise errors[0]
-
-
-def _validate_tuple(name: str, hints: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple):
-        raise ConfigError(f"{argument(name, value)} is not a list, such as [1, 2]")
-    if len(hints) == 2 and hints[1] is Ellipsis:
-        hints = (hints[0],) * len(value)
-    if len(value) != len(hints):
-        raise ConfigError(f"{argument(name, list(value))} does not have {len(hints)} values")
-    items = tuple(validate(name, hint, item) for hint, item in zip(hints, value))
-    return value if isinstance(value, tuple) and items == value else items
-
-
-def _validate_scalar(name: str, kind: Any, value: Any) -> Any:
     valid = value
     if kind in (int, float) and not isinstance(value, bool) and isinstance(value, numbers.Real):
         valid = _validate_number(name, kind, value)

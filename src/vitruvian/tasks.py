@@ -13,8 +13,7 @@ from vitruvian.errors import UnknownNameError
 
 DATA_VARIABLE = "VITRUVIAN_DATA"
 DEFAULT_ROOT = "~/vitruvian-data"
-SEEDS = 3
-"""Default number of seeds to average over."""
+SEEDS = 3  # default number of seeds to average over
 
 Layout = Literal[
     "cifar", "flowers", "folders", "imagenet", "lists", "mafw", "numbered", "objectnet", "omni", "pets", "vizwiz",
@@ -33,27 +32,19 @@ class Task:
     title: str
     folder: str
     layout: Layout
-    classes: int
-    """0 if only the lists in the release state it."""
-    splits: Mapping[str, int]
-    """Number of images per split in the release; 0 if unknown."""
-    files: tuple[str, ...]
-    """Patterns of files in the folder, each of which must match; `|` separates alternatives."""
-    download: str
-    """Instructions: files to download, from where, and how to arrange them in the folder."""
+    classes: int  # 0 if only the lists in the release state it
+    splits: Mapping[str, int]  # number of images per split in the release; 0 if unknown
+    files: tuple[str, ...]  # patterns of files in the folder, each of which must match; `|` separates alternatives
+    download: str  # instructions: files to download, from where, and how to arrange them in the folder
     aliases: tuple[str, ...] = ()
-    metric: Metric = "top1"
-    """The main metric in papers; `real`: the prediction is among the labels of ImageNet-ReaL."""
-    group: str = ""
-    """Group of a VTAB task: Natural, Specialized or Structured."""
-    recipe: str = "finetune-paper"
-    """Recipe for fine-tuning as in the paper."""
+    metric: Metric = "top1"  # the main metric in papers; `real`: the prediction is among the labels of ImageNet-ReaL
+    group: str = ""  # group of a VTAB task: Natural, Specialized or Structured
+    recipe: str = "finetune-paper"  # recipe for fine-tuning as in the paper
     preprocess: Mapping[str, Any] = field(default_factory=dict)
     """Preprocessing settings that belong to the task (see `config.Preprocess`)."""
     extra_files: Mapping[str, str] = field(default_factory=dict)
     """Patterns of other files that an evaluation needs, by kind (`real`, `mappings`)."""
-    note: str = ""
-    """Remarks for users."""
+    note: str = ""  # remarks for users
 
     def path(self, root: Path) -> Path:
         return root / self.folder
@@ -61,13 +52,15 @@ class Task:
     def missing(self, root: Path) -> list[str]:
         """The patterns of `files` that match nothing."""
         path = self.path(root)
-        return [pattern for pattern in self.files if not any(has_match(path, glob) for glob in pattern.split("|"))]
+        if not path.is_dir():
+            return list(self.files)
+        return [pattern for pattern in self.files if not any(any(path.glob(glob)) for glob in pattern.split("|"))]
 
     def present(self, root: Path) -> bool:
         return not self.missing(root)
 
     def to_json(self, root: Path) -> dict[str, Any]:
-        """The row as `vit tasks --json` prints it."""
+        """The row as `vit datasets --json` prints it."""
         return {
             "name": self.name, "title": self.title, "aliases": list(self.aliases), "group": self.group,
             "classes": self.classes, "metric": self.metric, "splits": dict(self.splits), "layout": self.layout,
@@ -80,11 +73,6 @@ class Task:
 def describe_pattern(pattern: str) -> str:
     """A pattern of `Task.files` as text."""
     return pattern.replace("|", " or ")
-
-
-def has_match(folder: Path, pattern: str) -> bool:
-    """Whether a file or directory matches; the listing stops at the first match."""
-    return next(folder.glob(pattern), None) is not None if folder.is_dir() else False
 
 
 def data_root(chosen: str | Path | None = None) -> Path:
@@ -100,19 +88,15 @@ IMAGENET_GET = (
 IMAGENET_VAL = "val/n*|val/ILSVRC2012_val_*"
 
 PAPER_TASKS = (
-    Task(
-        name="cifar10", aliases=("CIFAR-10",), title="CIFAR-10", folder="cifar10", layout="cifar", classes=10,
-        splits={"train": 50_000, "test": 10_000}, recipe="finetune-paper-cifar",
-        files=("cifar-10-batches-*/data_batch_1*|data_batch_1*|cifar-10-*.tar.gz",),
-        download="cifar-10-python.tar.gz or cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html; "
-        "keep the archive, or unpack it",
-    ),
-    Task(
-        name="cifar100", aliases=("CIFAR-100",), title="CIFAR-100", folder="cifar100", layout="cifar", classes=100,
-        splits={"train": 50_000, "test": 10_000}, recipe="finetune-paper-cifar",
-        files=("cifar-100-*/train*|train*|cifar-100-*.tar.gz",),
-        download="cifar-100-python.tar.gz or cifar-100-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html; "
-        "keep the archive, or unpack it",
+    *(
+        Task(
+            name=f"cifar{n}", aliases=(f"CIFAR-{n}",), title=f"CIFAR-{n}", folder=f"cifar{n}", layout="cifar",
+            classes=n, splits={"train": 50_000, "test": 10_000}, recipe="finetune-paper-cifar",
+            files=(f"{folder}/{first}*|{first}*|cifar-{n}-*.tar.gz",),
+            download=f"cifar-{n}-python.tar.gz or cifar-{n}-binary.tar.gz from "
+            "https://www.cs.toronto.edu/~kriz/cifar.html; keep the archive, or unpack it",
+        )
+        for n, folder, first in ((10, "cifar-10-batches-*", "data_batch_1"), (100, "cifar-100-*", "train"))
     ),
     Task(
         name="imagenet", aliases=("ImageNet-1k", "ILSVRC2012", "in1k"), title="ImageNet (ILSVRC 2012)",
@@ -137,6 +121,13 @@ PAPER_TASKS = (
         note="for pre-training; there is no test split",
     ),
     Task(
+        name="jft-300m", aliases=("JFT", "jft300m"), title="JFT-300M", folder="jft-300m", layout="folders",
+        classes=18_291, splits={"train": 303_000_000}, recipe="paper-jft-b", files=("train/*|*.tar",),
+        download="nothing: JFT-300M belongs to Google and is not public. Use imagenet21k instead, the largest dataset "
+        "of the paper that others can get (`--recipe paper-imagenet21k`)",
+        note="for pre-training; those who have it put tar shards or a folder for each class into train/",
+    ),
+    Task(
         name="flowers102", aliases=("flowers", "Oxford Flowers-102", "oxford_flowers102"), title="Oxford Flowers-102",
         folder="flowers102", layout="flowers", classes=102, splits={"train": 2040, "test": 6149},
         files=("jpg/image_*.jpg", "imagelabels.mat", "setid.mat"),
@@ -146,10 +137,10 @@ PAPER_TASKS = (
     ),
     Task(
         name="pets", aliases=("Oxford-IIIT Pets", "oxford_iiit_pet", "oxford pets"), title="Oxford-IIIT Pets",
-        folder="pets", layout="pets", classes=37, splits={"train": 3680, "test": 3669},
+        note="some papers report mean_per_class", folder="pets", layout="pets", classes=37,
+        splits={"train": 3680, "test": 3669},
         files=("images/*.jpg", "annotations/trainval.txt", "annotations/test.txt"),
         download="images.tar.gz and annotations.tar.gz from https://www.robots.ox.ac.uk/~vgg/data/pets/; unpack both",
-        note="some papers report mean_per_class",
     ),
     Task(
         name="objectnet", title="ObjectNet", folder="objectnet", layout="objectnet", classes=313,
@@ -304,9 +295,8 @@ def get_task(name: str) -> Task:
     """The task of this name or alias; an UnknownNameError suggests similar names."""
     task = find_task(name)
     if task is None:
-        raise UnknownNameError(
-            "task", name, [*TASKS, *(a for t in TASKS.values() for a in t.aliases)], see="(see `vit tasks`)"
-        )
+        aliases = (alias for known in TASKS.values() for alias in known.aliases)
+        raise UnknownNameError("task", name, [*TASKS, *aliases], see="(see `vit datasets`)")
     return task
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from typing import Any, TextIO
 
 
 def printable(text: str) -> str:
@@ -15,15 +17,43 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+class PrintableStream:
+    """A text stream that escapes control characters, such as those in file names, labels and names of tensors."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        if not text.isprintable():
+            text = "".join(c if c in "\n\t" else printable(c) for c in text)
+        return self.stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def shorten(text: str, most: int) -> str:
+    """The text, or its beginning and end if it has more than `most` characters."""
+    start = most * 3 // 4
+    return text if len(text) <= most else f"{text[:start]}...{text[start + 3 - most :]}"
+
+
 def describe_error(error: BaseException) -> str:
     """Why something failed, in one line: the system's reason, else the error's text, else its type."""
+    if isinstance(error, RecursionError):
+        return "nested too deep"
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return printable(" ".join(text.split())[:300]) or type(error).__name__
+    if "set_int_max_str_digits" in text:
+        return "a number has thousands of digits"
+    if isinstance(error, MemoryError) and not text:
+        return "not enough memory"
+    text = f"KeyError: {text}" if isinstance(error, KeyError) and text else text
+    return shorten(printable(" ".join(text.split())), 300) or type(error).__name__
 
 
 def brief(items: Iterable[object], most: int = 5) -> str:
     """`a, b, c and 7 more`; `none` for no items."""
-    names = list(map(str, items))
+    names = [shorten(str(item), 100) for item in items]
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return (", ".join(names[:most]) + more) or "none"
 
@@ -66,25 +96,14 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [[heading.removeprefix(">") for heading in headings], *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
     if sys.stdout is not None and sys.stdout.isatty():
-        widths = shrink_widths(widths, shutil.get_terminal_size().columns - 2 * (len(widths) - 1))
+        total = shutil.get_terminal_size().columns - 2 * (len(widths) - 1)
+        while sum(widths) > total and max(widths) > 12:  # shrink the widest columns, but none below 12 characters
+            widths[widths.index(max(widths))] -= 1
     sides = [">" if heading.startswith(">") else "<" for heading in headings]
-    return "\n".join(
-        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(part, sides, widths)).rstrip()
-        for line in lines
-        for part in wrap_row(line, widths)
-    )
-
-
-def shrink_widths(widths: Sequence[int], total: int) -> list[int]:
-    """Shrink the widest columns until the sum is at most `total`, but none below 12 characters."""
-    widths = list(widths)
-    while sum(widths) > total and max(widths) > 12:
-        widths[widths.index(max(widths))] -= 1
-    return widths
-
-
-def wrap_row(row: Sequence[str], widths: Sequence[int]) -> Iterator[list[str]]:
-    """The lines of one row, whose long cells are wrapped."""
-    cells = [textwrap.wrap(cell, width) if len(cell) > width else [cell] for cell, width in zip(row, widths)]
-    for i in range(max(map(len, cells))):
-        yield [cell[i] if i < len(cell) else "" for cell in cells]
+    text = []
+    for line in lines:
+        cells = [textwrap.wrap(cell, width) if len(cell) > width else [cell] for cell, width in zip(line, widths)]
+        for part in zip_longest(*cells, fillvalue=""):
+            aligned = (f"{cell:{side}{width}}" for cell, side, width in zip(part, sides, widths))
+            text.append("  ".join(aligned).rstrip())
+    return "\n".join(text)

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 
 import vitruvian.bulk.job
 import vitruvian.inference
+from forked import patience
 from vitruvian.bulk import embed, merge, predict
 from vitruvian.bulk.result import open_result
 from vitruvian.errors import ConfigError, DataError, FileError, NotFiniteError
@@ -330,9 +330,9 @@ def test_merging_writes_over_no_file_of_the_job(whole, tmp_path):
             merge(folder, folder / name)
     with pytest.raises(FileError, match="a URL"):
         merge(folder, Path("s3://bucket/all.parquet"))
-    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "pipe.parquet")
     with pytest.raises(FileError, match="not a regular file"):
-        merge(folder, tmp_path / "pipe")
+        merge(folder, tmp_path / "pipe.parquet")
     assert content(folder) == content(whole)
 
 
@@ -359,6 +359,12 @@ def test_bad_arguments_get_one_line(images, model, tmp_path, arguments, error, t
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_transform_of_ones_own_is_refused_with_one_line(images, model, tmp_path):
+    encoder = Encoder(model).with_preprocess(lambda image: torch.zeros(3, 16, 16))
+    with pytest.raises(ConfigError, match="a bulk job needs preprocessing settings, not a callable"):
+        embed(images, encoder, tmp_path)
+
+
 @pytest.mark.slow
 def test_a_killed_job_loses_at_most_its_part_and_ends_with_the_same_bytes(images, model, whole, tmp_path):
     save(model, tmp_path / "model")
@@ -382,10 +388,11 @@ def test_a_killed_job_loses_at_most_its_part_and_ends_with_the_same_bytes(images
         2,
     ]
     process = subprocess.Popen([sys.executable, "-c", stuck, *map(str, arguments)])
-    while process.poll() is None and not list((tmp_path / "out").glob("part-000001*")):
-        time.sleep(0.01)
+    for _ in patience(120):
+        if process.poll() is not None or list((tmp_path / "out").glob("part-000001*")):
+            break
     process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
     assert sorted(name[:11] for name in content(tmp_path / "out")) == ["job.json", "part-000000", "part-000001"]
     embed(images, tmp_path / "model", tmp_path / "out", piece=5, batch_size=2)
     embed(images, tmp_path / "model", tmp_path / "again", piece=5, batch_size=2)

@@ -80,7 +80,8 @@ def test_labels_that_vectors_contradict_are_found_where_edges_and_colors_say_not
     assert frozenset({"a/07.png", "a/12.png"}) in pairs
     units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     assert found["alike"].count == (np.triu(units @ units.T, 1) >= SIMILAR).sum()
-    assert diagnose(tmp_path / "images").findings[-3].text.startswith("labels were not checked")
+    unchecked = {finding.check: finding for finding in diagnose(tmp_path / "images").findings}["labels"]
+    assert (unchecked.level, unchecked.text) == ("unchecked", "labels: edges and colors do not separate these classes")
 
 
 def test_the_commands_take_vectors(images, vectors, tmp_path, monkeypatch, capsys):

@@ -71,7 +71,7 @@ def test_a_missing_package_is_named_where_it_is_why_nothing_was_downloaded(vit, 
     monkeypatch.setattr(hub, "resolve_source", lambda name: hub.require("no_such_package", "hub"))
     _, _, err = vit("predict", images[0])
     assert (
-        "the default could not be downloaded (this needs the package 'no_such_package': pip install 'vitruvian[hub]'): "
+        "the default could not be downloaded (this needs the package 'no_such_package': run pip install '.[hub]' in "
         in err
     )
 
@@ -88,7 +88,7 @@ def test_json_and_explanations_tell_that_an_image_is_none_of_the_classes(vit, bo
 def test_the_published_default_comes_first(monkeypatch, capsys):
     monkeypatch.setattr(hub, "resolve_source", lambda name: name)
     assert hub.default_source() == hub.DEFAULT
-    assert hub.find_published(hub.DEFAULT).classes == 1000
+    assert hub.catalog.find_published(hub.DEFAULT).classes == 1000
     assert capsys.readouterr().err == f"no model given, using {hub.DEFAULT}\n"
 
 

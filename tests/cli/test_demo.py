@@ -13,15 +13,21 @@ def test_the_demo_trains_evaluates_predicts_and_names_the_report(vit, tmp_path, 
     monkeypatch.chdir(tmp_path)
     code, out, _ = vit("demo", "--out", "run", "--set", "epochs=1")
     assert code == 0
-    assert re.search(r"accuracy [\d.]+%: \d+ mistakes in 359 digits", out)
+    assert re.search(r"accuracy [\d.]+% \(95% confidence interval [\d.]+ to [\d.]+%\): \d+ mistakes in 359 digits", out)
     assert len(re.findall(r"\d, \d+%", out)) == 6
-    assert "\n  cat.jpg: " in out
+    assert "\n  a cat: cat, " in out
+    assert "\n  a cat in a corner: cat, " in out
+    assert "\n  a cup of coffee: rejected, none of its classes\n" in out
     assert "\n  run/report.html\n" in out
     assert (tmp_path / "run" / "report.html").is_file()
     assert "\n  run/demo.html\n" in out
     page = (tmp_path / "run" / "demo.html").read_text()
-    assert ">rocket.jpg<" in page
-    assert "rejected (none of the classes); the most similar classes are below" in page
+    assert 'style="stroke:var(--c1)"' in page  # the color of held-out images
+    assert 'style="stroke:var(--c0)"' not in page
+    coffee = page.split(">a cup of coffee<")[1]
+    assert "rejected (none of the classes)<" in coffee
+    assert "gradient-weighted" not in coffee  # no map and no probability of a class that the photo does not show
+    assert "probability" not in coffee.split("</section>")[0]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 import signal
 import subprocess
@@ -27,7 +28,7 @@ def vit_process(*arguments: str, command: str = "from vitruvian.cli.app import m
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "arguments", [("--help",), ("predict", "--help"), ("models",), ("models", "B/16", "--json"), ("tasks",)]
+    "arguments", [("--help",), ("predict", "--help"), ("models",), ("models", "B/16", "--json"), ("datasets",)]
 )
 def test_help_and_lists_import_neither_torch_nor_numpy_nor_rich(arguments):
     command = (
@@ -39,41 +40,59 @@ def test_help_and_lists_import_neither_torch_nor_numpy_nor_rich(arguments):
     assert err == "set()\n"
 
 
+@pytest.mark.slow
+def test_the_help_reads_no_file():
+    command = (
+        "import atexit, sys; from vitruvian.cli.app import main; "
+        "atexit.register(lambda: print({'vitruvian.files', 'tomllib'} & set(sys.modules), file=sys.stderr)); main()"
+    )
+    assert vit_process("--help", command=command).communicate(timeout=60)[1] == "set()\n"
+
+
 def test_the_version_is_the_packages(vit):
     assert vit("--version") == (0, f"vitruvian {__version__}\n", "")
 
 
+TRAINED_STUDY = "--out --set --json --recipe --rows --columns --seeds --plan"
 OPTIONS = {
-    "predict": "--model -m --labels --template --top --json --out --shard --on --split --piece --max-unreadable "
-    "--workers --batch-size --num-heads --image-size --device --engine --tome-r",
-    "embed": "--model -m --out --shard --on --split --dtype --piece --max-unreadable --workers "
+    "predict": "--model -m --labels --template --top --json --out --sort-into --merge --shard --on --split --piece "
+    "--max-unreadable --workers --batch-size --num-heads --image-size --device --engine --tome-r",
+    "embed": "--model -m --out --merge --json --shard --on --split --dtype --piece --max-unreadable --workers "
     "--batch-size --num-heads --image-size --device",
-    "merge": "--out --json",
     "similar": "--in --text --top --model -m --exact --json --out",
-    "models": "--json",
+    "models": "--json --augreg --index",
     "convert": "--to --labels --template --num-heads --image-size --patch-size --num-classes --half --config --json",
-    "train": "--recipe --arch --from --out --epochs --lr --batch-size --seed --workers --set --resume --plan "
-    "--cluster --recipes --auto-resume",
-    "finetune": "--from --out --recipe --task --quick --lrs --seeds --steps --image-size --epochs --lr "
-    "--batch-size --seed --workers --set --data-root --json",
+    "train": "--recipe --arch --from --model -m --out --epochs --lr --batch-size --seed --image-size --freeze "
+    "--val-fraction --patience --precision --device --workers --set --resume --plan --cluster --recipes --settings "
+    "--auto-resume",
+    "finetune": "--from --model -m --out --recipe --task --quick --lrs --seeds --steps --image-size --freeze "
+    "--val-fraction --patience --precision --device --epochs --lr --batch-size --seed --workers --set --data-root "
+    "--json",
     "probe": "--model -m --vectors --only --shots --neighbors --json --out "
     "--batch-size --num-heads --image-size --device",
     "evaluate": "--model -m --split --real --wordnet-ids --mappings --calibrated --template --flip --seed --json "
     "--out --batch-size --num-heads --image-size --device --engine --tome-r",
     "explain": "--model -m --out --map --class --top --layer --head --patch --deletion --figures --reconstruct --count "
     "--json --num-heads --image-size --device --engine --tome-r",
-    "study table5": "--models --tasks --out --quick --recipe --seeds --set --data-root --json",
-    "study vtab": "--models --out --quick --recipe --seeds --set --data-root --json",
-    "study data-size": "--sizes --steps --recipes --out --set --plan --json",
-    "study compute": "--steps --images --recipes --out --set --plan --json",
-    "tasks": "--data-root --json",
-    "doctor": "--out --json --workers --vectors --review --apply",
+    "study table2": "--models --tasks --out --set --json --quick --recipe --seeds --data-root",
+    "study table5": "--models --tasks --out --set --json --quick --recipe --seeds --data-root",
+    "study vtab": "--models --out --set --json --quick --recipe --seeds --data-root",
+    "study speed": "--models --sizes --batches --memory --rounds --device --out --json",
+    "study data-size": TRAINED_STUDY,
+    "study compute": TRAINED_STUDY,
+    "study few-shot": TRAINED_STUDY,
+    "study optimizer": TRAINED_STUDY,
+    "study shape": TRAINED_STUDY,
+    "study head": TRAINED_STUDY,
+    "study positions": TRAINED_STUDY,
+    "study axial": TRAINED_STUDY,
+    "study self-supervision": TRAINED_STUDY,
+    "datasets": "--data-root --json",
+    "doctor": "--out --json --workers --vectors --review --apply --against",
     "pack": "--side --format --quality --shard-mb --workers",
     "export": "--to --batch-size --image-size --dynamic-size --num-heads --json",
-    "cascade": "--calibrate --image-size --tome-r --max-loss --split --num-heads --json",
-    "tome": "--calibrate --tome-r --split --num-heads",
-    "quantize": "--calibrate --evaluate --max-loss --engine --weight-bits --report --batch-size --num-heads --json",
-    "optimize": "--calibrate --max-loss --images --minutes --batch-size --num-heads --json",
+    "optimize": "--calibrate --max-loss --only --images --minutes --evaluate --engine --weight-bits --report --tome-r "
+    "--image-size --split --batch-size --num-heads --json",
     "bench": "--model -m --engine --batches --rounds --image --plot --json --num-heads --image-size --tome-r",
     "serve": "--model -m --host --port --batch-size --queue --max-mb --max-seconds --allow-host --image-size --engine",
     "demo": "--out --set",
@@ -118,6 +137,60 @@ def test_help_lists_every_command_in_a_group_and_three_examples(vit):
     listed = [line.split()[0] for name, rows in groups if name != "Options" for line in rows.splitlines()]
     assert sorted(listed) == sorted({name.split()[0] for name in OPTIONS})
     assert len([line for line in out.partition("Examples:")[2].splitlines() if line.strip().startswith("vit ")]) == 3
+
+
+def test_the_paper_and_the_demo_come_last(vit):
+    _, out, _ = vit("--help")
+    assert re.findall(r"(?m)^  (\w+)  +\S", out)[-2:] == ["demo", "study"]
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if not name.startswith("study")])
+def test_the_help_of_a_command_ends_with_an_example_that_parses(vit, name):
+    example = re.findall(r"Example: vit (.+)\n", vit(name, "--help").out)
+    assert len(example) == 1
+    words = example[0].split()
+    command = dict(commands())[words[0]]
+    assert words[0] == name
+    with command.make_context(name, words[1:]) as context:
+        assert context.params
+
+
+@pytest.mark.parametrize("name", ["predict", "embed", "train", "finetune", "optimize"])
+def test_advanced_options_are_the_last_panel(vit, name):
+    panels = re.findall(r"(?m)^([A-Z].*|int8.*):$", vit(name, "--help").out)
+    assert panels[:2] == ["Arguments", "Options"]
+    assert panels[-1] == "Advanced"
+    assert len(panels) > 3
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("quantize", "vit optimize SRC DST --only int8"),
+        ("tome", "vit optimize SRC DST --only merge"),
+        ("cascade", "vit optimize SRC DST --only cascade"),
+        ("merge", "the option --merge FILE of vit embed and vit predict"),
+        ("tasks", "vit datasets"),
+    ],
+)
+def test_names_that_people_try_point_to_the_command(vit, name, instead):
+    assert vit(name, "x", "--y") == (2, "", f"error: no command {name}; use {instead}\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ("--only int8", "--only int8 needs --evaluate"),
+        ("--only merge", "--only merge needs --tome-r"),
+        ("--tome-r 8", "--tome-r has no effect without --only; it is for --only merge and --only cascade"),
+        ("--only merge --tome-r 8 --max-loss 1", "--max-loss has no effect with --only merge"),
+        ("--only cascade --tome-r 8 --minutes 1", "--minutes has no effect with --only cascade; it is for the search"),
+    ],
+)
+def test_optimize_refuses_options_that_have_no_effect(vit, options, text):
+    code, _, err = vit("optimize", "w", "out", "--calibrate", "photos", *options.split())
+    assert code == 2
+    assert text in " ".join(err.split())
 
 
 @pytest.mark.parametrize("command", OPTIONS)
@@ -233,7 +306,8 @@ def test_a_commands_error_spells_the_default_of_an_option_as_the_option(vit, wei
         raise ConfigError(f"saves nothing within {argument('max_loss', max_loss, 'g')}, {argument('num_heads', 2)}")
 
     monkeypatch.setattr("vitruvian.compress.fewer_tokens.fit_cascade", fail)
-    code, _, err = vit("cascade", weights, tmp_path / "out", "--calibrate", photos, "--image-size", "16")
+    options = ("--only", "cascade", "--calibrate", photos, "--image-size", "16")
+    code, _, err = vit("optimize", weights, tmp_path / "out", *options)
     assert (code, err) == (1, "error: saves nothing within --max-loss 0.5, num_heads=2\n")
 
 
@@ -247,6 +321,22 @@ def test_completion_is_offered_and_knows_options_and_published_names(vit, monkey
     assert "--image-size" in completed("vit predict --im")
     assert "vit_base_patch16_224" in completed("vit predict a.jpg --model vit_base")
     assert "pets" in completed("vit finetune x --task pe")
+
+
+def test_a_note_about_a_file_is_printed_by_the_first_command_alone(vit, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "cache"))
+    weights = tmp_path / "weights.pth"
+
+    def note(paths: object) -> None:
+        logging.getLogger("vitruvian").warning("assuming num_heads=3", extra={"file": weights})
+        raise ConfigError("stop")
+
+    monkeypatch.setattr("vitruvian.data.folder.find_images", note)
+    for content, notes in (("a", 1), ("a", 1), ("bc", 2)):  # another file under the same name is another file
+        if not weights.exists() or weights.read_text() != content:
+            weights.write_text(content)
+        assert vit("predict", "a.jpg", "--model", "m").err == "error: stop\n"
+        assert caplog.text.count("assuming num_heads=3") == notes
 
 
 def test_a_full_disk_is_one_line(vit, monkeypatch):
@@ -308,4 +398,71 @@ def test_a_missing_package_is_said_before_the_data_are_looked_for(vit, monkeypat
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
     found = vit(*command)
     assert (found.code, found.out) == (1, "")
-    assert found.err == "error: this needs the package 'simplejpeg': pip install 'vitruvian[train]'\n"
+    assert (
+        found.err
+        == "error: this needs the package 'simplejpeg': run pip install '.[train]' in a copy of the repository\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", [("--model", "a", "-m", "b"), ("--json", "--json"), ("--top", "1", "--top=2")])
+def test_an_option_that_takes_one_value_is_refused_when_given_twice(vit, arguments):
+    code, out, err = vit("predict", "cat.jpg", *arguments)
+    assert (code, out) == (2, "")
+    assert "given twice, but takes one value" in err
+    assert arguments[0] in err
+
+
+def test_an_option_that_can_be_repeated_is_not_refused(vit, tmp_path):
+    assert (
+        "no such folder" in vit("train", "--resume", tmp_path / "run", "--set", "workers=0", "--set", "device=cpu").err
+    )
+
+
+MISTAKES = {
+    "--val": (("train", "photos", "--val", "0.2"), 2, "--val-fraction"),
+    "weights as an architecture": (("train", "photos", "--arch", "vit_base_patch16_224"), 1, "give --from"),
+    "an architecture as weights": (
+        ("train", "digits", "--model", "ViT-B/16"),
+        1,
+        "`vit train DATA --arch ViT-B/16` trains",
+    ),
+    "a misspelled run": (("predict", "a.jpg", "--model", "runs/photos-11"), 1, "did you mean runs/photos-1?"),
+    "a list as text": (("train", "digits", "--plan", "--set", "freeze=3"), 1, 'is not a list, such as ["a", "b"]'),
+    "num_classes": (
+        ("train", "digits", "--set", "num_classes=3"),
+        1,
+        "num_classes cannot be set: it comes from the data",
+    ),
+    "onnx": (("convert", "a", "b", "--to", "onnx"), 2, "use `vit export SRC DST --to onnx`"),
+    "a zip": (("train", "photos.zip"), 1, "download it again, or unpack it and pass the folder"),
+    "a URL": (("predict", "https://example.org/cat.jpg"), 1, "https://example.org/cat.jpg: cannot be downloaded"),
+    "an option without effect": (("train", "digits", "--plan", "--out", "run"), 2, "--out has no effect with --plan"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_typical_mistake_is_answered_with_what_to_do(vit, tmp_path, monkeypatch, mistake):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos.zip").touch()
+    (tmp_path / "a.jpg").touch()
+    (tmp_path / "runs" / "photos-1").mkdir(parents=True)
+    arguments, code, answer = MISTAKES[mistake]
+    ran = vit(*arguments)
+    assert ran.code == code
+    assert answer in ran.err
+    assert len(ran.err.strip().splitlines()[-1]) < 400
+
+
+def test_train_lists_its_settings_with_their_meaning(vit):
+    listed = vit("train", "--settings", "lr").out
+    assert "lr = 0.001\n    Peak learning rate.\n" in listed
+    assert "layer_decay" not in listed
+    everything = vit("train", "--settings").out
+    for name in ("augment.hflip", "architecture.drop_path", "preprocess.fit", "split_seed"):
+        assert f"\n{name} = " in everything
+
+
+def test_the_recipes_fit_80_columns_and_begin_with_what_people_need(vit):
+    lines = vit("train", "--recipes").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if not line.startswith(" ")][:3] == ["photos", "finetune-small", "scratch"]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 
-from vitruvian.catalog import VARIANTS
+from vitruvian.catalog import RECOMMENDED, VARIANTS
 
 
-def test_every_model_is_listed_with_its_cost_and_weights(vit):
+def test_every_model_is_listed_with_accuracy_size_speed_and_license_in_80_columns(vit):
     code, out, err = vit("models")
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0].split() == ["model", "parameters", "multiply-adds", "input", "published", "weights"]
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["model", "top-1", "params", "mult-adds", "pixels", "speed", "license"]
     assert [line.split()[0] for line in lines[1 : 1 + len(VARIANTS)]] == list(VARIANTS)
     (base,) = [line for line in lines if line.startswith("ViT-B/16 ")]
-    assert base.split()[1:6] == ["86.6", "M", "17.56", "G", "224x224"]
-    assert "more" in base
+    assert base.split()[1:] == ["86.0", "86.6M", "17.56G", "224", "slow", "several"]
+    assert [line for line in lines if " * " in line] == [line for line in lines if line.startswith("DeiT-III-S/16 ")]
+    assert f"* recommended to start with: {RECOMMENDED}" in out
 
 
 def test_a_pattern_shows_the_weights_by_name(vit):
@@ -23,6 +25,8 @@ def test_a_pattern_shows_the_weights_by_name(vit):
     assert "ViT-Ti/16" in out
     assert "ViT-B/16" not in out
     assert "vit_tiny_patch16_224.augreg_in21k_ft_in1k" in out
+    assert max(len(line) for line in out.splitlines() if line.startswith(" ")) <= 80
+    assert "78.2% top-1, 384 pixels, medium, 1,000 classes, license Apache-2.0; ImageNet-21k" in " ".join(out.split())
 
 
 def test_a_pattern_may_be_part_of_a_published_name(vit):
@@ -38,9 +42,22 @@ def test_a_name_of_another_dialect_is_understood(vit):
 def test_json_has_exact_numbers(vit):
     (line,) = vit("models", "ViT-Ti/16", "--json").out.splitlines()[:1]
     model = json.loads(line)
-    assert list(model) == ["name", "parameters", "multiply_adds", "image_size", "published"]
+    facts = ["top1", "parameters", "multiply_adds", "speed", "image_size", "licenses", "recommended", "published"]
+    assert list(model) == ["name", *facts]
+    assert (model["top1"], model["speed"], model["licenses"], model["recommended"]) == (
+        78.22,
+        "fast",
+        ["Apache-2.0"],
+        False,
+    )
     assert (model["name"], model["parameters"], model["image_size"]) == ("ViT-Ti/16", 5_717_416, [224, 224])
-    assert {"name", "family", "image_size", "classes"} == set(model["published"][0])
+    rows = {"name", "family", "image_size", "num_classes", "top1", "speed", "license", "trained_on", "recommended"}
+    assert rows == set(model["published"][0])
+
+
+def test_the_license_of_weights_that_state_none_is_unknown(vit):
+    assert "license unknown" in vit("models", "facebook/vit-mae-base").out
+    assert "license CC-BY-NC-4.0" in vit("models", "IMAGENET1K_SWAG_E2E_V1").out
 
 
 def test_an_unknown_pattern_is_answered_with_near_names(vit):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import shutil
@@ -11,6 +12,8 @@ import sys
 
 import pytest
 from PIL import Image
+
+from vitruvian.cli.predict import folder_name
 
 
 def test_json_is_one_object_a_image_with_exactly_these_keys(vit, weights, photos):
@@ -68,7 +71,7 @@ def test_pillows_own_remarks_on_odd_files_stay_off_the_terminal(tmp_path):
     path.write_bytes(path.read_bytes().replace(samples + b"\x03\0", samples + b"\xff\0"))
     code = """if True:
         import sys
-        from vitruvian.cli.process import quick_imports
+        from vitruvian.cli.options import quick_imports
         from vitruvian.data.decode import decode
         with quick_imports():
             pass
@@ -77,7 +80,7 @@ def test_pillows_own_remarks_on_odd_files_stay_off_the_terminal(tmp_path):
         except Exception as error:
             print(error)
         """
-    ran = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    ran = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True, timeout=120)
     assert ran.stdout.startswith(f"{path}: broken TIFF image: ")
     assert ran.stderr == ""
 
@@ -126,3 +129,72 @@ def test_imagenet_images_are_named_as_well_as_published(vit, shared):
     right = sum(int(p["path"].split("/")[-2]) == p["predictions"][0]["index"] for p in predictions)
     assert len(predictions) == 50
     assert abs(right - 43) <= 1  # 753 of all 1000; another CPU may sum near ties the other way
+
+
+def test_the_extension_of_out_decides_the_format(vit, weights, photos, tmp_path):
+    (photos / "aa.jpg").touch()
+    for name in ("all.csv", "all.jsonl", "all.parquet"):
+        code, out, err = vit("predict", photos, "--model", weights, "--top", 2, "--out", tmp_path / name)
+        assert (code, out) == (1, f"wrote predictions for 3 images to {tmp_path / name}\n")
+        assert err.splitlines() == [f"error: {photos / 'aa.jpg'}: the file is empty", "1 of 3 images could not be read"]
+    first, broken, last = csv.DictReader((tmp_path / "all.csv").read_text().splitlines())
+    assert list(first) == ["path", "rejected", "label_1", "probability_1", "label_2", "probability_2", "error"]
+    assert (first["path"], first["error"], first["rejected"]) == (str(photos / "a.png"), "", "False")
+    assert (broken["label_1"], broken["error"]) == ("", f"{photos / 'aa.jpg'}: the file is empty")
+    rows = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert [row["path"] for row in rows] == [str(photos / name) for name in ("a.png", "aa.jpg", "b.jpg")]
+    assert rows[2]["predictions"][0]["label"] == last["label_1"]
+    assert pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "all.parquet").to_pylist() == rows
+
+
+def test_images_are_sorted_into_a_folder_per_class(vit, weights, photos, tmp_path):
+    (photos / "other").mkdir()
+    shutil.copy(photos / "a.png", photos / "other" / "a.png")
+    code, out, _ = vit("predict", photos, "--model", weights, "--sort-into", tmp_path / "sorted", "--json")
+    assert code == 0
+    assert out.splitlines()[-1] == f"copied 3 images into class folders in {tmp_path / 'sorted'}"
+    labels = {row["path"]: row["predictions"][0]["label"] for row in map(json.loads, out.splitlines()[:-1])}
+    copies = sorted(str(path.relative_to(tmp_path / "sorted")) for path in (tmp_path / "sorted").rglob("*.*"))
+    label, other = labels[str(photos / "a.png")], labels[str(photos / "b.jpg")]
+    assert copies == sorted([f"{label}/a.png", f"{label}/a-2.png", f"{other}/b.jpg"])
+    again = vit("predict", photos, "--model", weights, "--sort-into", tmp_path / "sorted")
+    assert (again.code, "exists and is not empty" in again.err) == (2, True)
+
+
+def test_a_label_cannot_leave_the_folder_that_images_are_sorted_into():
+    assert [folder_name(label) for label in ("../up", "a/b", "..", "", "red fox")] == [
+        "_up",
+        "a_b",
+        "_",
+        "_",
+        "red fox",
+    ]
+
+
+def test_parts_are_merged_into_a_table_by_its_extension(vit, weights, photos, tmp_path):
+    job = ("predict", photos, "--model", weights, "--out", tmp_path / "parts")
+    for name in ("all.csv", "all.jsonl"):
+        code, out, _ = vit(*job, "--merge", tmp_path / name)
+        assert code == 0
+        assert f"and {tmp_path / name}: 2 images in 1 part, each once; 0 with an error" in out
+    rows = list(csv.DictReader((tmp_path / "all.csv").read_text().splitlines()))
+    assert [row["key"] for row in rows] == ["a.png", "b.jpg"]
+    same = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert [row["predictions"][0]["label"] for row in same] == [row["label_1"] for row in rows]
+    code, _, err = vit(*job, "--merge", "all.xlsx")
+    assert (code, "'all.xlsx' is not a .csv, .jsonl or .parquet file" in err) == (2, True)
+    code, _, err = vit("predict", photos, "--model", weights, "--merge", "all.csv")
+    assert (code, "--merge need a folder as --out" in err) == (2, True)
+    code, _, err = vit("embed", photos, "--model", weights, "--out", tmp_path / "v.csv")
+    assert (code, "use --out vectors --merge" in err) == (2, True)
+
+
+def test_the_last_of_several_shards_verifies_and_merges_all_parts(vit, weights, photos, tmp_path):
+    job = ("embed", photos, "--model", weights, "--out", tmp_path / "parts", "--piece", 1, "--batch-size", 1)
+    merged = tmp_path / "all.csv"
+    code, out, _ = vit(*job, "--merge", merged, "--shard", "2/2")
+    assert (code, merged.exists()) == (0, False)
+    assert "1 of 2 parts are missing: the last shard verifies them" in out
+    code, out, _ = vit(*job, "--merge", merged, "--shard", "1/2", "--json")
+    assert (code, json.loads(out)["images"], json.loads(out)["parts"]) == (0, 2, 2)
+    assert [row["key"] for row in csv.DictReader(merged.read_text().splitlines())] == ["a.png", "b.jpg"]

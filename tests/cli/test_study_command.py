@@ -1,17 +1,20 @@
 """`vit study`: its commands, what it prints, and one line for what is wrong."""
 
 import json
+import re
 
 import pytest
 import typer
 
 from vitruvian.cli.app import app
+from vitruvian.study.kinds import study_kinds
 
 OPTIONS = {
+    "table2": "--models --tasks --out --quick --recipe --seeds --set --data-root --json",
     "table5": "--models --tasks --out --quick --recipe --seeds --set --data-root --json",
     "vtab": "--models --out --quick --recipe --seeds --set --data-root --json",
-    "data-size": "--sizes --steps --recipes --out --set --plan --json",
-    "compute": "--steps --images --recipes --out --set --plan --json",
+    "speed": "--models --sizes --batches --memory --rounds --device --out --json",
+    **dict.fromkeys(study_kinds(), "--recipe --rows --columns --seeds --out --set --plan --json"),
 }
 
 
@@ -32,10 +35,13 @@ def test_commands_and_their_options_are_these():
         (["table5", "--models", ","], 2, "give weights to start from"),
         (["table5", "--models", "m", "--tasks", "petz"], 1, "pets"),
         (["table5", "--models", "./nothing", "--tasks", "pets"], 1, "error: nothing: no such file or folder"),
-        (["data-size", "digits", "--sizes", "1e3"], 2, "for --sizes: '1e3' is not a list of positive integers"),
-        (["data-size", "digits", "--sizes", "9999999"], 1, "max_train_samples=9999999: "),
+        (["data-size", "digits", "--columns", "1e3"], 1, "unknown column '1e3'"),
+        (["data-size", "digits", "--columns", "9999999"], 1, "max_train_samples=9999999: "),
+        (["speed", "--sizes", "1e3"], 2, "for --sizes: '1e3' is not a list of positive integers"),
+        (["speed", "--models", "ViT-Q/16"], 1, "ViT-Q/16"),
+        (["head", "digits", "--recipe", "paper-jft-b"], 1, "set eval_fewshot to the data"),
         (["data-size", "./nowhere"], 1, "error: "),
-        (["compute", "digits", "--recipes", "study-cnn"], 1, "study-cnn"),
+        (["compute", "digits", "--rows", "study-cnn"], 1, "study-cnn"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(vit, tmp_path, monkeypatch, arguments, code, text):
@@ -46,21 +52,30 @@ def test_what_is_wrong_is_said_in_a_line(vit, tmp_path, monkeypatch, arguments, 
     assert found.out == ""
 
 
-@pytest.mark.parametrize(("command", "words"), [(["table5", "--tasks", "pets"], "97.11"), (["vtab"], "77.63")])
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["table2"], r"L/16, JFT-300M +87\.76 ± 0\.03 +90\.54 ± 0\.03 .* 76\.28 ± 0\.46"),
+        (["table5", "--tasks", "pets"], r"97\.11"),
+        (["vtab"], r"vtab-Structured +mean of 0 of 8 +- +65\.03 +62\.96 +57\.50"),
+    ],
+)
 def test_a_study_without_any_images_names_them_and_fails(vit, weights, tmp_path, command, words):
     found = vit("study", *command, "--models", weights, "--data-root", tmp_path, "--out", tmp_path / "study")
     assert found.code == 1
-    assert words in found.out  # the paper's, beside what is missing
+    assert re.search(words, found.out)  # the paper's, beside what is missing
+    assert "arXiv 2010.11929v2; here the weights are those of --models" in found.out
     assert "missing: " in found.out
 
 
 @pytest.mark.slow
 def test_a_compute_study_prints_its_cells_and_plans_them(vit, tmp_path):
-    arguments = ["study", "compute", "digits", "--steps", "1,2", "--images", "40", "--recipes", "study-vit"]
-    changes = ["--set", "workers=0", "--set", "batch_size=8", "--set", "image_size=16", "--out", tmp_path / "study"]
+    arguments = ["study", "compute", "digits", "--columns", "1,2", "--rows", "ViT", "--seeds", "1"]
+    settings = ("workers=0", "batch_size=8", "image_size=16", "max_train_samples=40")
+    changes = [*(word for setting in settings for word in ("--set", setting)), "--out", tmp_path / "study"]
     planned = vit(*arguments, *changes, "--plan")
     assert planned.code == 0, planned.err
-    assert "2 cells in" in planned.out
+    assert "2 cells, 2 runs in" in planned.out
     assert not (tmp_path / "study").exists()
     done = vit(*arguments, *changes, "--json")
     assert done.code == 0, done.err
@@ -70,3 +85,26 @@ def test_a_compute_study_prints_its_cells_and_plans_them(vit, tmp_path):
     shown = vit(*arguments, *changes)
     assert "multiply-adds" in shown.out
     assert "study.png" in shown.out
+    assert "ViT-B/16, JFT-300M, 7 epochs" in shown.out
+    assert "here models of up to 0.31 million parameters, 40 images of digits, top-1 accuracy, one seed" in shown.out
+
+
+@pytest.mark.slow
+def test_the_speed_study_prints_what_it_measured_and_what_it_could_not(vit, tmp_path):
+    words = [
+        "--models",
+        "ViT-Ti/16",
+        "--sizes",
+        "32,40",
+        "--batches",
+        "1",
+        "--rounds",
+        "1",
+        "--out",
+        tmp_path / "study",
+    ]
+    shown = vit("study", "speed", *words)
+    assert shown.code == 0, shown.err
+    assert re.search(r"ViT-Ti/16 +32 +[\d.]+ +1 +\d+\n", shown.out)
+    assert "missing: ViT-Ti/16 at 40: " in shown.out
+    assert json.loads(vit("study", "speed", *words, "--json").out.splitlines()[0])["image_size"] == 32

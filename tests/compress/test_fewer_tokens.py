@@ -163,19 +163,15 @@ def test_the_commands_write_models_that_predict_uses(model, folder, tmp_path, ca
     from vitruvian.cli.app import app
 
     vt.save(model, tmp_path / "whole")
-    for arguments in (["cascade", "--tome-r", "12", "--max-loss", "50"], ["tome", "--tome-r", "8"]):
-        command, *options = arguments
-        ran = CliRunner().invoke(
-            app, [command, str(tmp_path / "whole"), str(tmp_path / command), "--calibrate", str(folder), *options]
-        )
+    for arguments in (["cascade", "--tome-r", "12", "--max-loss", "50"], ["merge", "--tome-r", "8"]):
+        kind, options = arguments[0], ["--calibrate", str(folder), "--only", *arguments]
+        ran = CliRunner().invoke(app, ["optimize", str(tmp_path / "whole"), str(tmp_path / kind), *options])
         assert ran.exit_code == 0, ran.output
         assert "wrote" in ran.output
-        own = CliRunner().invoke(
-            app, [command, str(tmp_path / "whole"), str(tmp_path / "whole"), "--calibrate", str(folder), *options]
-        )
+        own = CliRunner().invoke(app, ["optimize", str(tmp_path / "whole"), str(tmp_path / "whole"), *options])
         assert "the destination is the source itself" in str(own.exception)
     assert vt.load(tmp_path / "cascade").meta.cascade.tome_r == 12
-    assert len(vt.load(tmp_path / "tome").config.tome_thresholds) == 2
+    assert len(vt.load(tmp_path / "merge").config.tome_thresholds) == 2
 
 
 def test_tokens_merge_where_the_outputs_change_the_least():

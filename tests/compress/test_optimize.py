@@ -6,8 +6,8 @@ from compress_models import LABELS, faster, tiny_model
 
 import vitruvian as vt
 from vitruvian.compress import fewer_tokens
-from vitruvian.compress.compress_report import frontier, optimize_page
-from vitruvian.compress.optimize import Candidate, CompressionSearch
+from vitruvian.compress.loss import AccuracyLoss
+from vitruvian.compress.optimize import Candidate, CompressionSearch, Optimized, frontier, optimize_page
 from vitruvian.compress.smooth import dense_layers
 from vitruvian.config import CascadeConfig
 from vitruvian.engines.export import export
@@ -125,6 +125,24 @@ def test_a_search_without_time_measures_the_engines_alone(images, tmp_path, monk
     assert "the time limit was reached before everything was tried" in printed
     with pytest.raises(ConfigError, match="minutes"):
         vt.optimize(tiny_model(), tmp_path / "other", calibrate=images, minutes=-1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "timed_out", "headline"),
+    [
+        (1.0, False, "nothing faster found"),
+        (0.5, False, "2.00 times as fast"),
+        (1.0, True, "nothing faster found, search stopped by the time limit"),
+    ],
+)
+def test_the_headline_states_the_speedup_and_whether_time_ran_out(seconds, timed_out, headline):
+    loss = AccuracyLoss(images=10, agreement=100.0, expected=0.0, expected_error=0.0, labeled=0)
+    first, other = (Candidate(engine="torch", int8_layers=0, loss=loss, seconds=s) for s in (1.0, seconds))
+    common = {"path": "fast", "max_loss": 1.0, "batch_size": 1, "sample": "10 images"}
+    result = Optimized(**common, candidates=(first, other), chosen=other, baseline=first, timed_out=timed_out)
+    assert result.headline == headline
+    assert result.to_json()["timed_out"] == timed_out
+    assert headline in str(result)
 
 
 @pytest.mark.slow

@@ -9,10 +9,9 @@ from compress_models import LABELS, PIXELS, faster, model_with_an_outlier, tiny_
 
 import vitruvian as vt
 from vitruvian.compress import int8
-from vitruvian.compress.compress_report import write_quantized
 from vitruvian.compress.int8_graph import write_int8
 from vitruvian.compress.loss import PixelSample, accuracy_loss, read_sample
-from vitruvian.compress.quantize import CALIBRATION_IMAGES
+from vitruvian.compress.quantize import CALIBRATION_IMAGES, write_quantized
 from vitruvian.config import CascadeConfig, ResNetConfig
 from vitruvian.engines import runtimes
 from vitruvian.engines.export import export
@@ -107,7 +106,7 @@ def test_a_quantized_graph_runs_in_int8_at_a_fixed_batch_size_too(quantized, tmp
     real = onnxruntime.SessionOptions
     onnxruntime.SessionOptions = lambda: options
     try:
-        runtimes.open_session(path, "onnxruntime", batch_size=1)
+        runtimes.Session(path, "onnxruntime", batch_size=1)
     finally:
         onnxruntime.SessionOptions = real
     kinds = [node.op_type for node in onnx.load(str(tmp_path / "runs.onnx")).graph.node]

@@ -34,7 +34,7 @@ COMMANDS = {
         "serve -m {bad} --port 0",
         "embed {good}/data -m {bad} --out {out}",
         "export {bad} {out}.onnx",
-        "quantize {bad} {out}.onnx --calibrate {good}/data --evaluate {good}/data",
+        "optimize {bad} {out}.onnx --only int8 --calibrate {good}/data --evaluate {good}/data",
         "optimize {bad} {out} --calibrate {good}/data",
     ],
     "data": [
@@ -112,7 +112,7 @@ CASES: dict[str, dict[str, str]] = {
         "empty.csv|no-columns.csv": "no column path",
         "not-utf-8.csv": "not a UTF-8 table",
         "endless.csv|fifo.csv|fifo.tar|loop.csv": "(no such file or folder|not a regular file|too many levels)",
-        "deep.jsonl|digits.jsonl": "not a known dataset format",
+        "deep.jsonl|digits.jsonl": "line 1: not valid JSON",
         "text.parquet|truncated.parquet": "(not|no|cannot) .*[Pp]arquet",
         "bomb.tar|truncated.tar|text.tar|cut.tar": "(not a complete tar file|damaged after byte|truncated after byte)",
         "zeros.tar": "no labeled images",
@@ -163,19 +163,17 @@ OPTIONS = {
     "embed {good}/data -m {good}/model --out {good}/photo.png": "not a folder",
     "embed {good}/data -m {good}/model --out {out} --shard 9/4": "'9/4' is not a shard such as 3/64",
     "embed {good}/data -m {good}/model --out {out} --split nowhere": "no split 'nowhere'",
-    "predict {good}/data -m {good}/model --shard 1/2": "--shard and --on are for --out",
-    "merge {good}/data": "no job.json in it",
-    "merge {empty}": "empty",
+    "predict {good}/data -m {good}/model --shard 1/2": "--shard, --on, --split and --merge need a folder as --out",
     "export {good}/model {out}.onnx --batch-size 0": "--batch-size",
     "export {good}/data {out}.onnx": "(the folder contains none of|no such file|no known family)",
     "export {good}/model {good}/photo.png/x.onnx": "(cannot be written|[Nn]ot a directory|not a folder)",
-    "quantize {good}/model {out}.onnx --calibrate {empty} --evaluate {good}/data": "empty",
-    "quantize {good}/model {good}/photo.png --calibrate {good}/data --evaluate {good}/data": "must end in .onnx",
-    "quantize {good}/model {out}.onnx --calibrate {good}/data --evaluate {good}/data": "at least 32 are needed",
+    "optimize {good}/model {out}.onnx --only int8 --calibrate {empty} --evaluate {good}/data": "empty",
+    "optimize {good}/model {good}/photo.png --only int8 --calibrate {good}/data --evaluate {good}/data": "must end in .onnx",
+    "optimize {good}/model {out}.onnx --only int8 --calibrate {good}/data --evaluate {good}/data": "at least 32 are needed",
     "optimize {good}/model {good}/data --calibrate {good}/data": "already exists",
     "optimize {good}/model {out} --calibrate {empty}": "empty",
-    "tome {good}/model {out} --calibrate {good}/data --tome-r x": "neither a number of tokens",
-    "cascade {good}/model {out} --calibrate {good}/data": "costs as much as the full model",
+    "optimize {good}/model {out} --only merge --calibrate {good}/data --tome-r x": "neither a number of tokens",
+    "optimize {good}/model {out} --only cascade --calibrate {good}/data": "costs as much as the full model",
     "bench --model {good}/model --engine nowhere": "'nowhere' is not one of",
     "bench --model {empty}": "empty",
     "similar {good}/photo.png --in {good}/data": "no job.json in it",
@@ -218,9 +216,18 @@ OPTIONS = {
     "study table5 --models {empty}": "give weights to start from",
     "study vtab --models {good}/nowhere --data-root {out}": "good/nowhere: no such file or folder",
     "study data-size {empty}": "empty",
-    "study compute {good}/data --steps 0": "is not a list of positive integers",
+    "study compute {good}/data --columns 0": "a recipe needs either epochs or steps",
+    "study table2 --models {empty}": "give weights to start from",
+    "study speed --models nothing-like-it": "unknown model 'nothing-like-it'",
+    "study shape {good}/nowhere": "good/nowhere: no such file or folder",
+    "study few-shot {good}/data --seeds 0": "--seeds",
+    "study optimizer {good}/data --recipe nothing-like-it": "unknown recipe 'nothing-like-it'",
+    "study head {good}/data --columns nothing-like-it": "unknown column 'nothing-like-it'",
+    "study positions {good}/data --set nothing-like-it=1": "unknown setting 'nothing-like-it'",
+    "study axial {good}/data --rows nothing-like-it": "unknown row 'nothing-like-it'",
+    "study self-supervision {good}/data --rows nothing-like-it": "unknown row 'nothing-like-it'",
     "models nothing-like-it": "unknown model 'nothing-like-it'",
-    "tasks nothing-like-it": "unknown task 'nothing-like-it'",
+    "datasets nothing-like-it": "unknown task 'nothing-like-it'",
     "demo --set epochs=1e308": "epochs=1e.308 is not between",
     "serve --port 99999": "--port",
     "serve -m {empty}": "empty",
@@ -311,8 +318,10 @@ def test_weights_that_describe_themselves_need_no_config_beside_them(vit, corpus
         assert (found.code, "Traceback" in found.err) == (0, False), found.err
 
 
-STUDY = "study data-size {good}/data --sizes 8 --steps 1 --recipes study-vit --out {out}"
-STUDY += "".join(f" --set {s}" for s in ("workers=0", "image_size=16", "batch_size=4", "architecture.depth=1"))
+STUDY = "study data-size {good}/data --columns 8 --rows ViT --seeds 1 --out {out}"
+STUDY += "".join(
+    f" --set {s}" for s in ("steps=1", "workers=0", "image_size=16", "batch_size=4", "architecture.depth=1")
+)
 
 
 @pytest.mark.slow
@@ -372,7 +381,7 @@ def test_a_disk_that_is_full_while_converting_is_one_line(corpus, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
 
     command = [sys.executable, "-m", "vitruvian", "convert", corpus / "good" / "model", tmp_path / "out", "--to"]
-    found = subprocess.run([*command, "native"], capture_output=True, text=True, preexec_fn=small_disk)
+    found = subprocess.run([*command, "native"], capture_output=True, text=True, preexec_fn=small_disk, timeout=120)
     assert found.returncode == 1
     assert "Traceback" not in found.stderr
     assert "internal error" not in found.stderr
@@ -383,6 +392,6 @@ def test_a_disk_that_is_full_while_converting_is_one_line(corpus, tmp_path):
 @pytest.mark.slow
 def test_with_stderr_closed_an_error_is_not_printed_elsewhere(corpus):
     command = f"{sys.executable} -m vitruvian predict {corpus}/nowhere.png -m {corpus}/good/model 2>&-"
-    found = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True)
+    found = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True, timeout=120)
     assert found.returncode == 1
     assert found.stdout == ""

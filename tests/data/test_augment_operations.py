@@ -20,16 +20,16 @@ def difference(ours, pillow):
 
 
 EXACT = {
-    "invert": (ops.invert, ImageOps.invert),
+    "invert": (lambda x: OPS["invert"](x, 1, None), ImageOps.invert),
     "autocontrast": (ops.autocontrast, ImageOps.autocontrast),
     "equalize": (ops.equalize, ImageOps.equalize),
-    "posterize to 1 bit": (lambda x: ops.posterize(x, 1), lambda p: ImageOps.posterize(p, 1)),
-    "posterize to 4 bits": (lambda x: ops.posterize(x, 4), lambda p: ImageOps.posterize(p, 4)),
-    "solarize from 0": (lambda x: ops.solarize(x, 0), lambda p: ImageOps.solarize(p, 0)),
-    "solarize from 100": (lambda x: ops.solarize(x, 100), lambda p: ImageOps.solarize(p, 100)),
-    "solarize from 256": (lambda x: ops.solarize(x, 256), lambda p: p),
+    "posterize to 1 bit": (lambda x: OPS["posterize"](x, 0.25, None), lambda p: ImageOps.posterize(p, 1)),
+    "posterize to 4 bits": (lambda x: OPS["posterize"](x, 1, None), lambda p: ImageOps.posterize(p, 4)),
+    "solarize from 0": (lambda x: OPS["solarize"](x, 0, None), lambda p: ImageOps.solarize(p, 0)),
+    "solarize from 100": (lambda x: OPS["solarize"](x, 100 / 256, None), lambda p: ImageOps.solarize(p, 100)),
+    "solarize from 256": (lambda x: OPS["solarize"](x, 1, None), lambda p: p),
     "solarize add": (
-        lambda x: ops.solarize_add(x, 110),
+        lambda x: OPS["solarize_add"](x, 1, None),
         lambda p: p.point(lambda v: min(v + 110, 255) if v < 128 else v),
     ),
     "darker": (lambda x: ops.brightness(x, 0.37), lambda p: ImageEnhance.Brightness(p).enhance(0.37)),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import struct
 import threading
+import time
 import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from vitruvian.data import decode as decode_module
 from vitruvian.data.decode import MAX_PIXELS, decode
 from vitruvian.errors import ImageError
 
@@ -212,7 +215,6 @@ def test_a_large_legal_image_is_decoded_without_a_warning():
         (b"GIF89a", "broken GIF image: its header is truncated"),
         (b"<!DOCTYPE html><html>", "this is a web page, perhaps saved instead of the image"),
         (b"<?xml version='1.0'?><svg>", "this is an SVG drawing, which has no pixels: convert it to PNG"),
-        (b"\0\0\0\x18ftypheic\0\0\0\0", "this is a HEIC photograph, which Pillow cannot read: convert it to JPEG"),
         (b"%PDF-1.4", "this is a PDF document: convert its pages to PNG"),
         (huge_png_header(30_000, 30_000), "30000x30000 pixels exceed the limit of 179 million"),
     ],
@@ -275,5 +277,91 @@ def test_many_threads_decode_at_once():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(60)
     assert seen == [True] * 8
+
+
+def test_the_error_of_a_broken_image_does_not_hold_its_pixels():
+    """Errors are stored in results and futures; each frame of their tracebacks would keep the pixels decoded so far."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (640, 480), "red").save(buffer, "JPEG")
+    with pytest.raises(ImageError) as raised:
+        decode(buffer.getvalue()[:-200])
+    error = raised.value
+    while error := error.__context__:
+        assert error.__traceback__ is None
+
+
+def progressive_jpeg(side: int, scans: int) -> bytes:
+    """A progressive JPEG whose last scan is repeated."""
+    data = encoded(Image.new("L", (side, side), 90), "JPEG", progressive=True)
+    last = data[data.rindex(b"\xff\xda") : -2]
+    return data[:-2] + last * (scans - data.count(b"\xff\xda")) + data[-2:]
+
+
+def icon(image: bytes) -> bytes:
+    """An ICO file with one image, which its table of contents calls 256 x 256."""
+    return struct.pack("<HHHBBBBHHII", 0, 1, 1, 0, 0, 0, 0, 1, 32, len(image), 22) + image
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (progressive_jpeg(64, 2000), "2,000 JPEG scans exceed the limit of 100 for this size"),
+        (progressive_jpeg(1000, 30), "30 JPEG scans exceed the limit of 20 for this size"),
+        (huge_png_header(1, 1_000_000), "1x1000000 pixels exceed the limit of 262,144 per side"),
+        (huge_png_header(170_000_000, 1), "170000000x1 pixels exceed the limit of 262,144 per side"),
+        (b"P3 1000 1000 9 " + b"1 " * 3_000_000, "a PNM written as text has more than 4 MB or 100 comments"),
+        (b"P2 700 700 9 " + b"1#\n" * 300_000, "a PNM written as text has more than 4 MB or 100 comments"),
+        (icon(huge_png_header(6300, 6300)), "6300x6300 pixels exceed the limit of 8 million"),
+        (icon(struct.pack("<IIIHHIIIIII", 40, 6300, 12600, 1, 32, 0, 0, 0, 0, 0, 0)), "6300x12600 pixels exceed"),
+    ],
+    ids=["scans", "scans of a large image", "tall", "wide", "plain", "comments", "icon of a PNG", "icon of a bitmap"],
+)
+def test_a_small_file_that_would_take_long_to_decode_is_refused_at_once(data, text):
+    started = time.process_time()
+    with pytest.raises(ImageError, match=re.escape(text)):
+        decode(data, max_pixels=MAX_PIXELS if "per side" in text else 1_000_000)
+    assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize(
+    ("data", "size"),
+    [
+        (progressive_jpeg(64, 40), (64, 64)),
+        (encoded(Image.new("L", (65_000, 40)), "PNG"), (65_000, 40)),
+        (b"P3 # made by hand\n2 1 255 0 0 0 9 9 9", (2, 1)),
+        (encoded(Image.new("RGBA", (256, 256)), "ICO"), (256, 256)),
+        (encoded(Image.new("RGBA", (48, 48)), "ICO", bitmap_format="bmp"), (48, 48)),
+        (icon(encoded(Image.new("RGB", (1024, 1024)), "PNG")), (1024, 1024)),
+    ],
+    ids=["progressive", "panorama", "plain", "icon", "icon of a bitmap", "large icon"],
+)
+def test_unusual_but_honest_files_are_decoded(data, size):
+    assert decode(data, max_pixels=8_000_000).size == size
+
+
+def test_a_heic_photograph_without_its_package_names_the_pip_command(monkeypatch):
+    monkeypatch.setattr(decode_module, "HAS_HEIF", False)
+    with pytest.raises(ImageError, match=r"this is a HEIC photograph, .* pip install pillow-heif, or convert to JPEG"):
+        decode(b"\0\0\0\x18ftypheic\0\0\0\0")
+
+
+def test_a_heic_photograph_is_read_upright_and_its_damage_is_one_line(tmp_path):
+    heif = pytest.importorskip("pillow_heif")
+    image = Image.new("RGB", (64, 32), "red")
+    image.paste("blue", (0, 0, 32, 32))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    path = tmp_path / "a.heic"
+    heif.from_pillow(image).save(path, exif=exif.tobytes(), quality=90)
+    photo = decode(path)
+    assert (photo.mode, photo.size) == ("RGB", (32, 64))
+    assert photo.getpixel((16, 8))[2] > 200 > 60 > photo.getpixel((16, 8))[0]
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], whole[:40], whole[:12], whole[:200] + bytes(len(whole) - 200)):
+        with pytest.raises(ImageError) as caught:
+            decode(content)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ImageError, match=r"64x32 pixels exceed the limit|32x64 pixels exceed the limit"):
+        decode(whole, max_pixels=100)

@@ -35,7 +35,7 @@ def run(*arguments):
 def test_the_report_groups_what_hurts_what_to_look_at_and_what_is_fine(sick):
     lines = [line for _, line in report(diagnose(sick))]
     assert lines[0].startswith(f"{sick}: 83 images (train 42, test 41), 2 classes, 0.")
-    assert [line for line in lines if line.isupper()] == ["PROBLEMS", "WARNINGS", "PASSED"]
+    assert [line for line in lines if line.isupper()] == ["PROBLEMS", "WARNINGS", "PASSED", "NOT CHECKED"]
     assert "  ✗ 1 file is empty" in lines
     assert "      train: train/cat/003.jpg  =  test: test/cat/<b>&.jpg  (exact copy)" in lines
     assert lines[-1] == "Fix before training: 2 problems and 1 warning."

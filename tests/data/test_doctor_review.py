@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 
@@ -18,7 +17,6 @@ from vitruvian.data.doctor.doctor_report import review_page, suspicious_labels
 from vitruvian.data.formats import open_dataset
 from vitruvian.errors import DataError, FileError
 
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 STRANGE = "b </script><b>&"
 """A class whose name would end the page's data early."""
 
@@ -133,75 +131,128 @@ def test_a_manifest_that_would_change_the_data_or_reach_no_image_is_refused(phot
         apply_corrections(photos, tmp_path / "bad.json", photos.parent / "x.csv")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not (BROWSER and DRIVER), reason="chromium and chromedriver are not here")
-def test_labels_are_decided_with_the_keyboard_and_applied(photos, tmp_path, monkeypatch, capsys):
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-    from selenium.webdriver.common.action_chains import ActionChains
-    from selenium.webdriver.common.keys import Keys
-
-    folder = shutil.copytree(photos, tmp_path / "photos")
-    other = next(path.name for path in folder.iterdir() if path.name != "a")
-    for number in range(2):
-        shutil.copy(folder / "a" / f"0{number + 3}.png", folder / other / f"9{number}.png")
-    before = tree(folder)
-
+@pytest.fixture
+def vit(monkeypatch):
     def vit(*words):
         monkeypatch.setattr("sys.argv", ["vit", *map(str, words)])
         with pytest.raises(SystemExit) as end:
             main()
         return end.value.code or 0
 
+    return vit
+
+
+@pytest.fixture
+def reviewed(browser, visit, vit, photos, tmp_path):
+    """The folder with two images of `a` again in the other class, and their review page in the browser."""
+    folder = shutil.copytree(photos, tmp_path / "photos")
+    other = next(path.name for path in folder.iterdir() if path.name != "a")
+    for number in range(2):
+        shutil.copy(folder / "a" / f"0{number + 3}.png", folder / other / f"9{number}.png")
     assert vit("doctor", folder, "--review", tmp_path / "review.html", "--workers", 0) == 1  # a conflict hurts
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for flag in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-dev-shm-usage",
-        "--disable-gpu",
-        "--window-size=1100,900",
-    ):
-        options.add_argument(flag)
-    options.add_experimental_option("prefs", {"download.default_directory": str(tmp_path)})
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=Service(DRIVER))
-    try:
-        browser.get((tmp_path / "review.html").as_uri())
+    visit((tmp_path / "review.html").as_uri(), width=1100)
+    return folder
 
-        def press(*keys):
-            ActionChains(browser).send_keys(*keys).perform()
 
-        place = browser.find_element("id", "place")
-        assert place.text == "1 of 5"
-        press("s", "x", Keys.ENTER, "c", "a", Keys.ENTER)
-        for _ in range(50):  # the list of classes reports its change in its own time
-            if place.text.startswith("5 of 5"):
-                break
-            time.sleep(0.1)
-        press("u")
-        press(Keys.ARROW_RIGHT, Keys.ARROW_LEFT, Keys.ARROW_LEFT, Keys.ARROW_LEFT)
-        shot = os.environ.get("VITRUVIAN_SCREENSHOT")
-        if shot:
-            browser.save_screenshot(shot)
+@pytest.fixture
+def press(browser):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    return lambda *keys: ActionChains(browser).send_keys(*keys).perform()
+
+
+@pytest.fixture
+def decided(browser, press):
+    """Downloads the corrections: the label of each decided image, by its position on the page."""
+
+    def decided():
+        path = browser.downloads / "corrections.json"
+        path.unlink(missing_ok=True)
         press("d")
-        made = tmp_path / "corrections.json"
         for _ in range(100):
-            if made.exists() and made.stat().st_size:
+            if path.exists() and path.stat().st_size:
                 break
             time.sleep(0.1)
-        assert browser.get_log("browser") == []
-    finally:
-        browser.quit()
-    decided = json.loads(made.read_text())["corrections"]
-    first, second, third, fourth = decided
+        return json.loads(path.read_text())["corrections"]
+
+    return decided
+
+
+def focus(browser, name):
+    browser.execute_script("document.getElementById(arguments[0]).focus()", name)
+
+
+@pytest.mark.slow
+def test_labels_are_decided_with_the_keyboard_and_applied(browser, reviewed, press, decided, vit, tmp_path, capsys):
+    from selenium.webdriver.common.keys import Keys
+
+    before = tree(reviewed)
+    place = browser.find_element("id", "place")
+    assert place.text == "1 of 5"
+    press("s", "x", Keys.ENTER, "c", "a", Keys.ENTER)
+    assert place.text == "5 of 5"
+    press("u")
+    press(Keys.ARROW_RIGHT, Keys.ARROW_LEFT, Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+    first, second, third, fourth = decided()
+    assert browser.get_log("browser") == []
     assert first["label"] != first["was"]
     assert second["label"] is None
     assert third["label"] == third["was"]
     assert fourth["label"] == "a" != fourth["was"]
-    assert vit("doctor", folder, "--apply", made, "--out", tmp_path / "corrected.csv") == 0
+    made = browser.downloads / "corrections.json"
+    assert vit("doctor", reviewed, "--apply", made, "--out", tmp_path / "corrected.csv") == 0
     assert "2 labels changed, 1 confirmed, 1 image excluded" in capsys.readouterr().out
     new = open_dataset(tmp_path / "corrected.csv").train
     assert len(new) == 29
-    assert tree(folder) == before
+    assert tree(reviewed) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["ENTER", "SPACE"])
+def test_a_focused_button_is_pressed_by_its_keys(browser, reviewed, press, decided, key):
+    from selenium.webdriver.common.keys import Keys
+
+    for button in ("drop", "keep", "next", "take"):
+        focus(browser, button)
+        press(getattr(Keys, key))
+        assert browser.switch_to.active_element.get_attribute("id") == button
+    excluded, kept, accepted = decided()
+    assert excluded["label"] is None
+    assert kept["label"] == kept["was"]
+    assert accepted["label"] != accepted["was"]
+
+
+@pytest.mark.slow
+def test_moving_through_the_classes_decides_nothing(browser, reviewed, press, decided):
+    from selenium.webdriver.common.keys import Keys
+
+    place = browser.find_element("id", "place")
+    press("c", Keys.ARROW_DOWN, Keys.ARROW_UP, Keys.ARROW_DOWN)
+    assert place.text == "1 of 5"
+    press(Keys.ESCAPE, Keys.ARROW_RIGHT)
+    assert place.text == "2 of 5"
+    assert decided() == []
+    press(Keys.ARROW_LEFT, "c", Keys.ARROW_DOWN, Keys.ENTER, Keys.ARROW_RIGHT)  # the item after the next one
+    browser.execute_script("document.getElementById('other').value = 'a'")
+    browser.find_element("id", "assign").click()
+    one, two = decided()
+    assert one["was"] == "a" != one["label"]
+    assert two["label"] == "a"
+
+
+@pytest.mark.slow
+def test_accepting_the_suggestions_for_two_copies_gives_them_one_label(browser, reviewed, press, decided):
+    from selenium.webdriver.common.keys import Keys
+
+    press("s")
+    assert "its copy now has this label, too" in browser.find_element("id", "item1").text
+    press("s", Keys.ARROW_LEFT, "u")  # and again without the second decision
+    first = decided()[0]
+    assert first["label"] != first["was"]
+    press("s", "s", "s")
+    copies = decided()[:4]
+    for one, two in (copies[:2], copies[2:]):
+        assert one["was"] != two["was"]
+        assert one["label"] == two["label"] == two["was"]
+    press(Keys.ARROW_LEFT, Keys.ARROW_LEFT, Keys.ARROW_LEFT, Keys.ARROW_LEFT, "x")
+    assert "its copy is excluded" in browser.find_element("id", "item1").text

@@ -32,12 +32,12 @@ def test_an_augmentation_is_a_function_and_a_row(monkeypatch):
 
 
 def test_a_format_is_a_function_and_a_row(tmp_path, monkeypatch):
-    run("jsonl", formats.FORMATS, monkeypatch, sources, folder, formats)
+    run("ndjson", formats.FORMATS, monkeypatch, sources, folder, formats)
     make_folder(tmp_path)
     rows = [{"path": f"{name}/{index}.png", "label": name} for name in ("cat", "dog") for index in range(3)]
-    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    data = open_dataset(tmp_path / "list.jsonl")
+    (tmp_path / "list.ndjson").write_text("\n".join(map(json.dumps, rows)))
+    data = open_dataset(tmp_path / "list.ndjson")
     assert (data.classes, len(data.train), data.train.key(4)) == (("cat", "dog"), 6, "dog/1.png")
-    (tmp_path / "list.jsonl").write_text(json.dumps({"path": "../secret.png", "label": "cat"}))
+    (tmp_path / "list.ndjson").write_text(json.dumps({"path": "../secret.png", "label": "cat"}))
     with pytest.raises(DataError, match=r"the path \.\./secret\.png points outside its folder"):
-        open_dataset(tmp_path / "list.jsonl")
+        open_dataset(tmp_path / "list.ndjson")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from making import level_of, make_folder, png
 
+from vitruvian.data import folder
 from vitruvian.data.folder import find_images
 from vitruvian.data.formats import open_dataset
 from vitruvian.errors import DataError
@@ -90,7 +91,7 @@ def test_what_is_not_an_image_is_counted_and_named(tmp_path):
     assert len(data.train) == 6
     text = "\n".join(data.notes)
     for line in (
-        "1 non-image file, ",
+        "1 non-image file (.txt), ",
         "1 hidden file, ",
         "1 file outside the class folders, loose.png",
         "1 class folder without an image, empty",
@@ -169,4 +170,22 @@ def test_links_are_followed_and_circles_end(tmp_path):
 def test_a_folder_without_images_is_an_error(tmp_path):
     make(tmp_path, "notes.txt")
     with pytest.raises(DataError, match=r": no images in this folder or below it \(extensions \.apng .* \.webp\)"):
+        find_images([tmp_path])
+
+
+def test_files_that_are_not_read_are_counted_by_kind(tmp_path, capsys, monkeypatch):
+    make(tmp_path, "a.jpg", "b.heic", "c.HEIC", "notes.txt")
+    monkeypatch.setattr(folder, "EXTENSIONS", folder.EXTENSIONS - folder.HEIF_EXTENSIONS)
+    assert find_images([tmp_path]) == [str(tmp_path / "a.jpg")]
+    heic, other = capsys.readouterr().err.splitlines()
+    assert (
+        heic == f"note: skipped 2 HEIC photos (pip install pillow-heif, or convert to JPEG), such as {tmp_path}/b.heic"
+    )
+    assert other == f"note: skipped 1 non-image file (.txt), {tmp_path}/notes.txt"
+
+
+def test_a_folder_of_heic_photos_says_what_to_do(tmp_path, monkeypatch):
+    make(tmp_path, "b.heic")
+    monkeypatch.setattr(folder, "EXTENSIONS", folder.EXTENSIONS - folder.HEIF_EXTENSIONS)
+    with pytest.raises(DataError, match=r"; skipped 1 HEIC photo \(pip install pillow-heif"):
         find_images([tmp_path])

@@ -136,8 +136,7 @@ def test_what_is_held_out_depends_on_the_seed_alone():
 
 def test_a_long_source_is_divided_like_a_short_one(monkeypatch):
     before = hold_out(Numbers(1000), 0.1, 0)[1].labels().tolist()
-    for module in ("sources", "columns"):
-        monkeypatch.setattr(f"vitruvian.data.{module}.CHUNK", 64)
+    monkeypatch.setattr("vitruvian.data.columns.CHUNK", 64)
     assert hold_out(Numbers(1000), 0.1, 0)[1].labels().tolist() == before
 
 

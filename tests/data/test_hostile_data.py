@@ -17,16 +17,7 @@ from vitruvian.data.folder import find_images, open_lists
 from vitruvian.data.formats import open_dataset
 from vitruvian.errors import DataError, ImageError
 
-
-@pytest.fixture(autouse=True)
-def ends():
-    """A test that waits for a pipe's other end is ended after some seconds."""
-    import signal
-
-    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it hangs"))
-    signal.alarm(20)
-    yield
-    signal.alarm(0)
+pytestmark = pytest.mark.timeout(60)  # where a test would wait for a pipe's other end
 
 
 @pytest.mark.parametrize("path", ["../secret.png", "/etc/passwd", "a/../../secret.png"])
@@ -168,3 +159,54 @@ def test_an_empty_name_is_not_the_folder_here(tmp_path, monkeypatch, data):
     with pytest.raises(DataError, match="the name of the data is empty"):
         open_dataset(data)
     assert len(open_dataset(".").train) == 6
+
+
+def shard_with(path, *members):
+    """A good shard followed by members (name, header changes, content)."""
+    with tarfile.open(path, "w") as archive:
+        for number in range(4):
+            add_member(archive, f"{number}.png", png(number))
+            add_member(archive, f"{number}.cls", str(number % 2).encode())
+        for name, changes in members:
+            member = tarfile.TarInfo(name)
+            for field, value in changes.items():
+                setattr(member, field, value)
+            archive.addfile(member)
+    return path
+
+
+def test_a_sample_of_hard_links_is_refused_by_name(tmp_path):
+    links = [(f"9.{end}", {"type": tarfile.LNKTYPE, "linkname": f"0.{end}"}) for end in ("png", "cls")]
+    with pytest.raises(DataError, match=r"train.tar: the member '9.png' is a link to '0.png', which is not supported"):
+        open_dataset(shard_with(tmp_path / "train.tar", *links))
+
+
+def test_a_sparse_member_is_refused_by_name(tmp_path):
+    sparse = ("9.png", {"pax_headers": {"GNU.sparse.map": "0,0", "GNU.sparse.size": "4096"}})
+    with pytest.raises(DataError, match=r"train.tar: the member '9.png' is sparse, which is not supported"):
+        open_dataset(shard_with(tmp_path / "train.tar", sparse))
+
+
+@pytest.mark.parametrize(
+    "size",
+    [-512, -1024, -1, 2**70, int("9" * 400)],
+    ids=lambda size: f"{size:.0e}"[:6] if abs(size) < 2**80 else "digits",
+)
+@pytest.mark.parametrize("way", ["header", "pax"])
+def test_an_impossible_size_of_a_member_is_one_line(tmp_path, size, way):
+    whole = shard_with(tmp_path / "train.tar").read_bytes()
+    member = tarfile.TarInfo("9.png")
+    if way == "pax":
+        member.pax_headers = {"size": str(size)}
+        header = member.tobuf(tarfile.PAX_FORMAT)
+    else:
+        header = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+        header[124:136] = (size % 2**95).to_bytes(12, "big") if size < 2**95 else b"9" * 12
+        header[124] |= 0x80 | (0x7F if size < 0 else 0)
+        header[148:156] = b" " * 8
+        header[148:156] = b"%06o\0 " % sum(header)
+    end = whole.rstrip(b"\0")
+    end += bytes(-len(end) % 512)
+    (tmp_path / "train.tar").write_bytes(end + header + bytes(1024))
+    with pytest.raises(DataError, match=r"tar: (the member '9.png' states a negative size|not a complete tar|damaged)"):
+        open_dataset(tmp_path / "train.tar")

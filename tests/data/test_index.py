@@ -34,7 +34,7 @@ def peak_kilobytes(tmp_path, rows):
         # Long paths to few images: what is listed counts, not what is there.
         file.writelines(f"{'./' * (number % 10)}images/{number % 7}.png,{number % 100},2\n" for number in range(rows))
     script = SCRIPT.format(folder=str(Path(__file__).parent), manifest=str(manifest))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=240)
     assert done.stderr == ""
     count, peak = map(int, done.stdout.split())
     assert count == rows * 9 // 10

@@ -17,6 +17,7 @@ from vitruvian.data import preprocess
 from vitruvian.data.preprocess import apply_preprocess, cover_size, preprocess_image
 from vitruvian.data.transform import EvalTransform, as_transform
 from vitruvian.errors import ConfigError, ImageError
+from vitruvian.machine import peak_megabytes, reset_peak_memory
 
 
 def noise(rows: int, columns: int) -> Image.Image:
@@ -170,6 +171,13 @@ def test_an_endless_strip_takes_little_memory():
     settings = Preprocess(image_size=224, fit="crop", scaled_size=248)  # the whole would be 248 x 99 million
     assert apply_preprocess(strip, settings).min() == 1.0
     assert apply_preprocess(strip.transpose(Image.Transpose.ROTATE_90), settings).min() == 1.0
+
+
+def test_a_short_line_of_pixels_takes_little_memory():
+    reset_peak_memory()
+    before = peak_megabytes() or 0.0
+    apply_preprocess(Image.new("RGB", (2000, 1)), Preprocess(image_size=224, fit="crop"))  # 448,000 x 224 as a whole
+    assert (peak_megabytes() or 0.0) < before + 100
 
 
 def test_what_a_image_cannot_give_is_refused():

@@ -11,9 +11,8 @@ from making import decoded_transform, level_of, make_shard, make_shards
 
 from vitruvian.data import remote
 from vitruvian.data.formats import open_dataset
-from vitruvian.data.loader import BatchMaker, Loader
+from vitruvian.data.loader import BatchMaker, BatchPlan, Loader
 from vitruvian.data.remote import RemoteSource
-from vitruvian.data.sampling import BatchPlan
 from vitruvian.data.sources import hold_out
 from vitruvian.errors import DataError, MissingExtraError
 
@@ -99,7 +98,7 @@ def test_shards_are_announced_a_round_before_they_are_read_also_from_one_epoch_t
     maker, announced = BatchMaker(plan, decoded_transform), []
     assert (train.blocks.lanes, plan.steps, maker.look_ahead) == (4, 80, 40)
     monkeypatch.setattr(train, "announce", lambda indices: announced.append({int(i) // 40 for i in indices}))
-    monkeypatch.setattr(BatchMaker, "_add", lambda *_: None)
+    monkeypatch.setattr(BatchMaker, "_sample", lambda *_: (None, 0))
     first = {}
     for place in range(2 * plan.steps):
         maker(divmod(place, plan.steps))

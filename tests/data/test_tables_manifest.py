@@ -163,3 +163,17 @@ def test_a_path_that_is_no_regular_file_is_not_read(tmp_path):
     path = make_manifest(tmp_path, "path,label\nimages/0.png,a\npipe,b\n")
     with pytest.raises(Exception, match="not a regular file"):
         open_dataset(path).train.read(1)
+
+
+@pytest.mark.parametrize("tags", ["red;flower", "red|flower", '"cat, dog"'])
+def test_labels_that_look_like_tags_are_reported(tmp_path, tags):
+    path = make_manifest(tmp_path, f"path,label\nimages/0.png,cat\nimages/1.png,{tags}\n")
+    assert open_dataset(path).notes == (
+        f"1 label is a list of tags, such as {tags.strip(chr(34))!r}: each combination is a separate class; "
+        "to train on one label per image, write one name into the column label",
+    )
+
+
+def test_a_class_name_with_a_comma_is_no_list_of_tags(tmp_path):
+    path = make_manifest(tmp_path, 'path,label\nimages/0.png,cat\nimages/1.png,"tench, Tinca tinca"\n')
+    assert not open_dataset(path).notes

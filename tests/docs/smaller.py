@@ -38,6 +38,8 @@ STAND_INS = (
     (" /shared/", " "),
     ("seq 64", "seq 2"),
     ("/64", "/2"),
+    ("1000,4000,16000,all", "4,all"),
+    ("fewshot --shots 5", "fewshot --shots 1"),
     ("epochs=90", "epochs=1"),
     ("explain photos/", "explain photos/test/cat/"),
     ("explain IMAGES", "explain photos/test/cat/"),
@@ -64,22 +66,35 @@ SMALLER = (
     (r"(train(?!.*(--resume|--recipes|--cluster)).*--recipe paper.*)", "--set warmup=0"),
     (r"(train(?!.*(--from|--resume|--recipes|--cluster|digits)).*(--arch|paper).*)", SMALL_MODEL),
     (r"(finetune .*)", "--steps 2 --seeds 2 --workers 0 --image-size 32"),
-    (r"(probe imagenet .*)", "--shots 1"),
-    (r"(study .*)", "--set workers=0"),
-    (r"(study (data-size|compute) .*)", "--steps 1"),
-    (r"(study data-size .*)", "--sizes 4"),
-    (r"(study (table5|vtab) .*)", "--set steps=1 --set image_size=32"),
+    (r"(study (?!speed).*)", "--set workers=0"),
+    (r"(study (?!speed|table|vtab).*)", "--set steps=1 --seeds 1"),
+    (r"(study data-size (?!.*--columns).*)", "--columns 4"),
+    (r"(study self-supervision .*)", "--columns 10"),
+    (r"(study few-shot .*)", "--columns 75"),
+    (r"(study (shape|head|compute|axial) .*)", "--columns 1"),
+    (r"(study positions .*)", "--columns input"),
+    (r"(study positions .*--recipe paper.*)", "--set eval_fewshot=digits --set warmup=0 " + SMALL_MODEL),
+    (r"study speed", "--models ViT-Ti/16 --sizes 32 --batches 1 --rounds 1"),
+    (r"(study (table2|table5|vtab) .*)", "--set steps=1 --set image_size=32"),
     (r"(explain .*--figures.*)", "--count 2"),
     (r"(demo)", "--set epochs=2"),
     (r"(bench .*)", "--rounds 1 --batches 1"),
-    (r"((quantize|optimize) .*)", "--max-loss 100"),
+    (r"(optimize (?!.*--only merge).*)", "--max-loss 100"),
     (r"((doctor|pack) .*)", "--workers 0"),
     (r"(serve.*)", "--port 0"),
 )
 """Words that are added to a command so that it takes as little time as it can; the last of two settings holds."""
 
 
-def added(words: list[str]) -> list[str]:
-    """What is added to a command."""
+def smaller(words: list[str]) -> list[str]:
+    """A command with what is added to it; an option that is added replaces the one that the command has."""
     line = " ".join(words)
-    return [word for pattern, more in SMALLER if re.fullmatch(pattern, line) for word in more.split()]
+    added = [word for pattern, more in SMALLER if re.fullmatch(pattern, line) for word in more.split()]
+    kept = list(words)
+    for word in added:
+        if word.startswith("--") and word != "--set" and word in kept:
+            start = kept.index(word)
+            has_value = start + 1 < len(kept) and not kept[start + 1].startswith("--")
+            del kept[start : start + 1 + has_value]
+        kept.append(word)
+    return kept

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import torch
 from pages import PAGES, ROOT, Block, blocks, commands, is_shell
-from smaller import ELSEWHERE, NOT_RUN, SMALLER_CODE, STAND_INS, TESTED_ELSEWHERE, UNAVAILABLE, added
+from smaller import ELSEWHERE, NOT_RUN, SMALLER_CODE, STAND_INS, TESTED_ELSEWHERE, UNAVAILABLE, smaller
 from world import environment, make_world, names
 
 from forked import Forked, Ran, ranks
@@ -71,19 +71,19 @@ class Page:
                 ran = self.curl(words)
             elif program == "torchrun":
                 words = words[words.index("-m") + 2 :]
-                for process in ranks(*words, *added(words)):
+                for process in ranks(*smaller(words)):
                     ran = passed(process.wait(SECONDS), command)
             elif program == "vit" and words[0] == "serve":
                 self.serve(words)
             elif program == "vit" and not any(some in command for some in TESTED_ELSEWHERE):
                 make_room(words)
-                ran = passed(Forked(*words, *added(words)).wait(SECONDS), command)
+                ran = passed(Forked(*smaller(words)).wait(SECONDS), command)
             else:
                 assert program in NOT_RUN or program == "vit"
         return ran
 
     def serve(self, words: list[str]) -> None:
-        self.services.append(Forked(*words, *added(words)))
+        self.services.append(Forked(*smaller(words)))
         told = partial(self.services[-1].printed, 2)
         self.services[-1].until(lambda: "serving http" in told())
         self.address = re.search(r"serving (http\S+)", told())[1]

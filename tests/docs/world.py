@@ -54,7 +54,7 @@ def make_images(root: Path) -> None:
     make_photos(root / "photos", cats_and_dogs, {"train": 12, "test": 4})
     make_photos(root / "PHOTOS", cats_and_dogs, {".": 33})  # 32 are needed to measure a loss, and as many to fit
     (root / "OTHERS").symlink_to("PHOTOS")
-    for name in ("DATA", "SRC", "IMAGES", "SHARDS", "new", "bucket/shards", "bucket/jft"):
+    for name in ("DATA", "SRC", "TEST", "IMAGES", "SHARDS", "new", "bucket/shards", "bucket/jft"):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).symlink_to("../photos" if "/" in name else "photos")
     make_photos(root / "pets", cats_and_dogs, {"train": 12, "test": 4})

@@ -112,8 +112,8 @@ def test_without_onnxruntime_openvino_has_its_own_format(model, images, cache, m
 @pytest.mark.slow
 def test_an_engine_with_other_outputs_is_refused_and_skipped_by_auto(cache, monkeypatch, capsys, no_openvino):
     other = vt.build(TINY).eval()
-    real = choose.open_session
-    monkeypatch.setattr(choose, "open_session", lambda *given, **named: lambda x: real(*given, **named)(x) + 1)
+    real = choose.Session
+    monkeypatch.setattr(choose, "Session", lambda *given, **named: lambda x: real(*given, **named)(x) + 1)
     pixels = torch.randn(1, 3, 16, 16)
     torch.nn.init.normal_(other.head.weight, generator=torch.Generator().manual_seed(3))
     with pytest.raises(ConversionError, match="the outputs of onnxruntime differ from the model's by 1"):
@@ -171,7 +171,7 @@ def test_the_least_recently_used_graphs_are_removed(tmp_path):
 
 def test_a_missing_package_is_reported_with_its_extra(model, monkeypatch):
     monkeypatch.setitem(runtimes.EXTRAS, "openvino", ("openvino_that_is_not_here",))
-    with pytest.raises(MissingExtraError, match=r"pip install 'vitruvian\[openvino\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[openvino\]'"):
         vt.Classifier(model, engine="openvino")
 
 

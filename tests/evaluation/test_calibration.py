@@ -9,19 +9,20 @@ import pytest
 import torch
 
 from vitruvian.evaluation.calibration import bin_numbers, calibration, fit_temperature, reliability
-from vitruvian.evaluation.dataset_logits import DatasetLogits
+from vitruvian.evaluation.label_spaces import DatasetLogits
 
 
-def outputs(logits, labels):
+def outputs(logits, labels, score_function="softmax"):
     count = len(labels)
     return DatasetLogits(
         indices=np.arange(count),
         labels=np.asarray(labels),
         logits=np.asarray(logits, np.float32),
-        right_among_all=np.zeros(count, bool),
+        rank_among_all=np.zeros(count, np.int64),
         imagenet=np.empty(0, np.int64),
         unreadable=[],
         left_out=0,
+        score_function=score_function,
     )
 
 
@@ -71,30 +72,48 @@ def test_the_fitted_temperature_undoes_a_factor_of_the_logits(factor):
     assert all(reliability(whole, other * found).loss > loss for other in (0.99, 1.01))
 
 
+def test_sigmoid_models_are_calibrated_with_sigmoids():
+    logits, labels = np.array([[2.0, -1.0], [0.0, 1.0]]), [0, 0]
+    probability = 1 / (1 + np.exp(-logits))
+    found = reliability(outputs(logits, labels, "sigmoid"), 1.0)
+    assert [row.confidence for row in found.bins] == pytest.approx([100 * probability[1, 1], 100 * probability[0, 0]])
+    loss = -np.log([probability[0, 0], 1 - probability[0, 1], probability[1, 0], 1 - probability[1, 1]]).sum() / 2
+    assert found.loss == pytest.approx(loss)
+
+
+@pytest.mark.parametrize("factor", [0.25, 3.0])
+def test_the_temperature_of_a_sigmoid_model_has_the_least_binary_cross_entropy(factor):
+    logits, labels = honest(2000)
+    whole = outputs(factor * (logits - 2), labels, "sigmoid")
+    found = fit_temperature(whole, np.arange(2000))
+    loss = reliability(whole, found).loss
+    assert all(reliability(whole, other * found).loss > loss for other in (0.99, 1.01))
+
+
 def test_no_temperature_is_given_where_all_answers_are_right_or_images_few():
     logits, labels = honest(60)
-    right = calibration(outputs(logits, logits.argmax(axis=1)), 1.0, None, "", seed=0)
+    right = calibration(outputs(logits, logits.argmax(axis=1)), 1.0, None, seed=0)
     assert (right.temperature, right.before) == (None, None)
     why = "all 30 calibration images are classified correctly"
     assert right.obstacle == f"{why} (a random part of 30 of the 60 images)"
-    wrong = calibration(outputs(logits, logits.argmin(axis=1)), 1.0, None, "", seed=0)
+    wrong = calibration(outputs(logits, logits.argmin(axis=1)), 1.0, None, seed=0)
     assert "no better than chance" in wrong.obstacle
-    few = calibration(outputs(logits[:20], labels[:20]), 1.0, None, "", seed=0)
+    few = calibration(outputs(logits[:20], labels[:20]), 1.0, None, seed=0)
     assert (few.temperature, few.obstacle) == (None, "10 images are too few, at least 20 are needed")
 
 
 def test_a_temperature_is_judged_on_images_that_it_was_not_fitted_on():
     logits, labels = honest(400)
-    found = calibration(outputs(3 * logits, labels), 1.0, None, "", seed=0)
+    found = calibration(outputs(3 * logits, labels), 1.0, None, seed=0)
     assert found.now.count == 400
     assert (found.before.count, found.after.count) == (200, 200)
     assert found.after.error < found.before.error
     dev = outputs(3 * honest(300, seed=1)[0], honest(300, seed=1)[1])
-    other = calibration(outputs(3 * logits, labels), 1.0, dev, "the split 'val'", seed=0)
+    other = calibration(outputs(3 * logits, labels), 1.0, dev, seed=0)
     assert (other.before.count, other.fitted_on) == (400, "300 images of the split 'val'")
 
 
 def test_the_models_own_temperature_is_the_state_before():
     logits, labels = honest(400)
     whole = outputs(3 * logits, labels)
-    assert calibration(whole, 3.0, None, "", seed=0).now == reliability(whole, 3.0)
+    assert calibration(whole, 3.0, None, seed=0).now == reliability(whole, 3.0)

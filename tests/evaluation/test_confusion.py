@@ -21,8 +21,8 @@ def test_class_names_are_escaped():
 
 def test_each_cell_of_a_small_confusion_matrix_has_its_number():
     made = confusion_part(np.array([[7, 0], [3, 11]]), ["cat", "dog"])
-    assert re.findall(r"<td[^>]*>(.*?)</td>", made) == ["7", "·", "3", "11"]
-    assert re.findall(r"var\((--\w+)\)", made) == ["--right", "--wrong", "--right"]
+    assert re.findall(r"<td[^>]*>(.*?)</td>", made.partition("<tbody>")[2]) == ["7", "·", "3", "11"]
+    assert re.findall(r"rgb\(var\((--\w+)\)", made) == ["--right", "--wrong", "--right"]
 
 
 def test_the_most_confused_pairs_come_first_and_right_answers_never():

@@ -72,6 +72,15 @@ def test_every_image_is_counted_once_and_as_predictions_have_it(photos):
     assert found.measures.class_counts.tolist() == [17, 17, 17]
 
 
+def test_mirror_images_are_averaged_whether_a_model_or_a_classifier_is_given(photos):
+    plain, mirrored, given = (
+        evaluate(photos, model, flip=flip)
+        for model, flip in ((color_model(), False), (color_model(), True), (Classifier(color_model()), True))
+    )
+    assert plain.measures.loss != mirrored.measures.loss
+    assert given.measures.loss == mirrored.measures.loss
+
+
 def test_two_evaluations_agree_to_the_last_digit_and_another_seed_changes_only_intervals(photos):
     one, same, other = (evaluate(photos, color_model(), seed=seed).to_json() for seed in (0, 0, 1))
     assert json.dumps(one) == json.dumps(same)
@@ -318,6 +327,7 @@ def test_a_report_is_titled_by_the_file_or_by_what_the_model_is(photos, weights,
 def test_a_head_for_other_classes_says_what_to_do(weights):
     ran = vit_evaluate("digits", "--model", weights)
     assert "10 of 10 classes of the data are not among the model's 3, such as '0', '1', '2', ..." in str(ran.exception)
+    assert "list the names in a file classes.txt beside the data" in str(ran.exception)
     assert "vit probe" in str(ran.exception)
 
 
@@ -349,6 +359,15 @@ def test_objectnet_is_evaluated_with_the_mappings_beside_its_images(tmp_path):
     assert ran.exit_code == 0, ran.output
     found = json.loads(ran.stdout)
     assert (found["count"], found["left_out"], found["top1"], found["top1_among_all_outputs"]) == (2, 1, 50.0, 50.0)
+    assert found["headline"] == {"top1": 50.0, "top5": 50.0}  # a chair is not among the best 5 of 1000
+    assert (found["top5"], found["top5_among_all_outputs"]) == (100.0, 50.0)
+    shown = vit_evaluate(tmp_path / "images", "--model", tmp_path / "weights").stdout.splitlines()
+    assert [line.split("  ")[0] for line in shown[2:5]] == [
+        "top-1 among all outputs",
+        "top-5 among all outputs",
+        "top-1 accuracy",
+    ]
+    assert "the paper among all outputs: H/14, JFT-300M, top-1 61.7, top-5 82.1" in shown
     assert found["label_space"] == {
         "matched_by": "a mapping to ImageNet-1k, 2 of 3 classes",
         "outputs": 1000,

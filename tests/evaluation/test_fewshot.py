@@ -39,26 +39,26 @@ def written_out(features, labels, others, classes, l2):
 def test_scores_are_those_of_the_written_out_problem_in_float64(images, width):
     features, labels = case(images, width)
     others, _ = case(40, width, seed=1)
-    found = fit_fewshot(features, labels, classes=5).scores(others)
+    found = fit_fewshot(features, labels, classes=5).logits(others).numpy()
     np.testing.assert_allclose(found, written_out(features, labels, others, 5, 2.0**10), atol=1e-6, rtol=0)
 
 
 def test_the_regularization_is_not_scaled_by_the_number_of_images():
     features, labels = case(60, 16)
-    found = fit_fewshot(features, labels, classes=5, l2=7.0).scores(features)
+    found = fit_fewshot(features, labels, classes=5, l2=7.0).logits(features).numpy()
     np.testing.assert_allclose(found, written_out(features, labels, features, 5, 7.0), atol=1e-6, rtol=0)
 
 
 def test_the_bias_is_hardly_regularized_so_scores_have_the_mean_of_the_targets():
     features, labels = case(50, 8)
-    scores = fit_fewshot(features, labels, classes=5).scores(features)
+    scores = fit_fewshot(features, labels, classes=5).logits(features).numpy()
     np.testing.assert_allclose(scores.mean(axis=0), -0.6, atol=2e-3)  # a fifth +1, the rest -1; 1e4 n against l2
 
 
 def test_a_feature_that_is_always_the_same_does_no_harm():
     features, labels = case(20, 8)
     features[:, 3] = 7.0
-    assert np.isfinite(fit_fewshot(features, labels, classes=5).scores(features)).all()
+    assert np.isfinite(fit_fewshot(features, labels, classes=5).logits(features).numpy()).all()
 
 
 def test_images_are_drawn_as_the_release_draws_them_class_after_class_from_one_generator():

@@ -119,6 +119,12 @@ def test_a_class_of_several_outputs_takes_the_best_of_them():
     logits[0, 530], logits[0, 423], logits[1, 409] = 2.0, 1.0, -1.0
     assert space.project(logits).tolist() == [[1.0, 2.0], [0.0, 0.0]]
     assert space.right_among_all(logits, np.array([1, 1])).tolist() == [True, False]
+    flat = torch.zeros(1, space.total)  # equal logits rank in the order of the outputs
+    assert space.rank_among_all(flat, np.array([1])).tolist() == [min(space.outputs[1])]
+    assert space.rank_among_all(logits, np.array([1, 1])).tolist() == [
+        0,
+        529,
+    ]  # 530 outputs before 530, one of them lower
 
 
 def test_a_mapping_to_imagenet_wants_its_classes_and_known_folders():

@@ -47,3 +47,7 @@ def test_the_same_seed_draws_the_same_images_and_another_one_others():
     right = np.arange(100) % 3 == 0
     one, same, other = (bootstrap(lambda w: float(w @ right), 100, seed=seed, resamples=50) for seed in (1, 1, 2))
     assert one == same != other
+
+
+def test_the_mean_of_classes_with_one_image_each_has_the_interval_of_the_accuracy():
+    assert class_mean_interval(np.array([1, 1, 0, 1]), np.ones(4, int)) == pytest.approx(wilson(3, 4))

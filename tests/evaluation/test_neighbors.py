@@ -34,15 +34,15 @@ def vote(train, query, count, without=None):
 @pytest.mark.parametrize("count", [1, 5, 60, 999])
 def test_predictions_are_those_of_a_plain_loop(count):
     train, (test, _) = case(), case(images=23, seed=1)
-    found = neighbor_predictions(train, test, classes=4, neighbors=count)
+    found = neighbor_predictions(train, test, classes=4, counts=[count])[count]
     assert found.tolist() == [vote(train, query, count) for query in test]
 
 
 def test_the_length_of_features_means_nothing():
     train, (test, _) = case(), case(images=23, seed=1)
     lengths = np.random.default_rng(2).uniform(0.1, 10, size=(60, 1)).astype(np.float32)
-    one = neighbor_predictions(train, test, classes=4, neighbors=5)
-    other = neighbor_predictions((train[0] * lengths, train[1]), test * 3, classes=4, neighbors=5)
+    one = neighbor_predictions(train, test, classes=4, counts=[5])[5]
+    other = neighbor_predictions((train[0] * lengths, train[1]), test * 3, classes=4, counts=[5])[5]
     assert one.tolist() == other.tolist()
 
 

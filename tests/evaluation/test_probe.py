@@ -14,8 +14,8 @@ import vitruvian
 from vitruvian.cli.evaluate import probe as command
 from vitruvian.data.formats import open_dataset
 from vitruvian.errors import ConfigError, DataError, UnknownNameError, VitruvianError
-from vitruvian.evaluation.features import held_out_indices, probe_sources
-from vitruvian.evaluation.probe import ProbeSettings, probe
+from vitruvian.evaluation.probe import ProbeSettings, probe, probe_sources
+from vitruvian.evaluation.probe_classifiers import hold_out_examples
 from vitruvian.evaluation.report import write_probe
 from vitruvian.inference import Encoder
 from vitruvian.weights.save import save
@@ -60,12 +60,12 @@ def test_accuracies_are_counted_on_the_test_images(tmp_path):
 
 
 def test_parts_are_the_splits_that_there_are_or_a_share_held_out(tmp_path):
-    three = probe_sources(open_dataset(make_colors(tmp_path / "three", {"train": 4, "val": 2, "test": 3})))
-    assert (len(three.train), len(three.dev), len(three.test)) == (12, 6, 9)
-    two = probe_sources(open_dataset(make_colors(tmp_path / "two", {"train": 4, "val": 2})))
-    assert (two.dev, len(two.test), two.test_is) == (None, 6, "the split 'val'")
-    one = probe_sources(open_dataset(make_colors(tmp_path / "one", {"": 10})))
-    assert (len(one.train), len(one.test), one.test_is) == (24, 6, "20% of each class, held out")
+    train, test, dev = probe_sources(open_dataset(make_colors(tmp_path / "3", {"train": 4, "val": 2, "test": 3})))[0]
+    assert (len(train), len(dev), len(test)) == (12, 6, 9)
+    (_, test), test_is = probe_sources(open_dataset(make_colors(tmp_path / "2", {"train": 4, "val": 2})))
+    assert (len(test), test_is) == (6, "the split 'val'")
+    (train, test), test_is = probe_sources(open_dataset(make_colors(tmp_path / "1", {"": 10})))
+    assert (len(train), len(test), test_is) == (24, 6, "20% of each class, held out")
 
 
 def test_a_dev_split_is_learned_from_at_the_end(tmp_path):
@@ -75,10 +75,12 @@ def test_a_dev_split_is_learned_from_at_the_end(tmp_path):
 
 def test_the_share_that_settings_are_chosen_by_has_some_of_each_class_and_never_all():
     labels = np.repeat([0, 1, 2], [10, 2, 1])
-    held = held_out_indices(labels, classes=3)
-    assert np.bincount(labels[held], minlength=3).tolist() == [2, 1, 0]
+    values = np.arange(13)[:, None]
+    (train, rest), (dev, held) = hold_out_examples((values, labels), classes=3)
+    assert np.bincount(held, minlength=3).tolist() == [2, 1, 0]
+    assert sorted([*zip(train[:, 0], rest), *zip(dev[:, 0], held)]) == list(enumerate(labels))
     with pytest.raises(DataError, match="no class has two images, so no setting"):
-        held_out_indices(np.array([0, 1]), classes=2)
+        hold_out_examples((values[:2], np.array([0, 1])), classes=2)
 
 
 def test_what_is_wanted_is_checked_before_anything_is_read():

@@ -26,8 +26,8 @@ from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-TOKENLESS = (".expected", ".texts", ".logits", "_bit")
-"""In names of files that are no weights, or weights of a ResNet."""
+TOKENLESS = (".expected", ".texts", ".logits", "_bit", "_mixer")
+"""In names of files that are no weights, or weights of a ResNet or an MLP-Mixer."""
 WEIGHTS = [
     path
     for path in (*GOLDEN.glob("fixtures/*"), *GOLDEN.glob("peers/*"))

@@ -48,7 +48,7 @@ def test_blocks_and_pools_in_the_open_give_the_forward_passes_numbers(changes):
         x = model.embed(random_pixels(model))
         for block in model.blocks:
             y, weights = block.forward_with_weights(x)
-            torch.testing.assert_close(weights, block.attn.weights(block.norm1(x)))
+            torch.testing.assert_close(weights, block.attention_weights(x))
             x = block(x)
             torch.testing.assert_close(y, x, atol=1e-5, rtol=1e-5)  # float32 sums in another order
         if model.attn_pool is not None:

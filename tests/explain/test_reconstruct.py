@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from vitruvian.cli.app import app
 from vitruvian.errors import CheckpointError
 from vitruvian.explain.reconstruct import reconstruct
-from vitruvian.weights.autoencoder import load_autoencoder
+from vitruvian.weights.load import load_autoencoder
 
 transformers = pytest.importorskip("transformers")
 

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from timm.layers import GluMlp, GroupNormAct, StdConv2d, StdConv2dSame
 from timm.models import save_for_hf
+from timm.models.mlp_mixer import MlpMixer
 from timm.models.resnetv2 import ResNetV2, create_resnetv2_stem
 from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_hybrid import HybridEmbed
@@ -187,6 +188,13 @@ def make_bit() -> None:
 
 
 @torch.no_grad()
+def make_mixer() -> None:
+    model = randomise(MlpMixer(img_size=32, patch_size=8, num_blocks=2, embed_dim=24, num_classes=5))
+    save_file(dict(model.state_dict()), OUT / "timm_mixer.safetensors")
+    save_file({"input": images(32, 32), "logits": model(images(32, 32))}, OUT / "timm_mixer.logits.safetensors")
+
+
+@torch.no_grad()
 def make_dino() -> None:
     """DINO's layout and its way with positions, on timm's blocks: a scale factor with 0.1 added to the new side."""
     model = randomise(VisionTransformer(**(SHAPE | {"num_classes": 0})))
@@ -222,4 +230,5 @@ if __name__ == "__main__":
     make_open_clip()
     make_open_clip_siglip()
     make_bit()
+    make_mixer()
     make_dino()

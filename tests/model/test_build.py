@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
+from vitruvian import create_model
 from vitruvian.config import ViTConfig
 from vitruvian.errors import UnknownNameError
-from vitruvian.model.build import build, create_model
+from vitruvian.model.build import build
 
 
 def test_names_and_settings_give_a_model():

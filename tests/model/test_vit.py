@@ -22,6 +22,9 @@ SHAPES = {
     "no positions": {"pos_embed": "none"},
     "2-D positions": {"pos_embed": "learned_2d"},
     "relative": {"pos_embed": "relative"},
+    "positions in every layer": {"pos_embed_at": "every_layer", "reg_tokens": 1},
+    "2-D positions shared by all layers": {"pos_embed": "learned_2d", "pos_embed_at": "every_layer_shared"},
+    "axial": {"attention": "axial", "pool": "mean", "cls_token": False},
     "sin-cos": {"pos_embed": "sincos"},
     "pre-logits layer": {"representation_size": 12},
     "distilled": {"distillation": True},
@@ -125,7 +128,7 @@ def test_attention_maps_are_the_attention_that_was_paid(changes):
         x = model.embed(pixels(model))
         for layer, weights in model.attention_maps(pixels(model)):
             block = model.blocks[layer]
-            normed = block.attn_input(x)
+            normed = block.attn_input(block.add_positions(x, None))
             shared = 1 - getattr(
                 block.attn, "subtracted", torch.zeros(())
             )  # one, or what differential attention leaves

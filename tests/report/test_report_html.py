@@ -54,7 +54,7 @@ def test_a_misspelled_value_of_a_template_is_an_error():
 
 
 def test_the_stylesheet_has_the_colors_of_images():
-    style = environment().get_template("style.css").render().split("@media")[0]
+    style = environment().get_template("base.css").render().split("@media")[0]
     colors = {"back": PAPER, "text": INK, "soft": SOFT, "line": LINE}
     for name, color in (colors | {f"c{index}": color for index, color in enumerate(COLORS)}).items():
         assert f"--{name}: {color};" in style

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import pickle
+import re
 import threading
 
 import numpy as np
@@ -19,7 +20,7 @@ import vitruvian as vt
 from vitruvian.data.preprocess import preprocess_image
 from vitruvian.explain import attention_rollout, gradient_attention
 from vitruvian.inference import Classifier
-from vitruvian.serve.limits import ServiceLimits
+from vitruvian.serve.batching import ServiceLimits
 from vitruvian.serve.middleware import AccessPolicy
 
 
@@ -57,7 +58,7 @@ def test_an_engine_predicts_and_every_batch_size_is_ready(client_of, model, tmp_
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path))
     Classifier(model, engine="openvino").prepare(torch.zeros(1, 3, 32, 32))  # torch warns while it exports
     client = client_of({"tiny": model}, engine="openvino", limits=ServiceLimits(batch_size=3))
-    monkeypatch.setattr("vitruvian.engines.choose.open_session", None)  # no request waits for a graph
+    monkeypatch.setattr("vitruvian.engines.choose.Session", None)  # no request waits for a graph
     assert client.get("/models").json()["models"][0]["engine"] == "openvino"
     for count in (1, 2, 5):
         images = [photo(seed) for seed in range(count)]
@@ -82,6 +83,66 @@ def test_json_with_base64_or_data_urls_gives_the_same(client):
     url = {"data": "data:image/png;base64," + base64.b64encode(image).decode(), "name": "x"}
     assert form == plain == client.post("/predict", json={"images": [url], "top": 2}).json()
     assert len(form["results"][0]["predictions"]) == 2
+
+
+def test_options_may_be_query_parameters_and_lists_may_be_repeated(client):
+    image = photo(3)
+    wanted = client.post("/predict", files=[file(image)], data={"top": "2", "erased": "0,1,5"}).json()
+    assert len(wanted["results"][0]["predictions"]) == 2
+    for request in (
+        {"files": [file(image)], "params": {"top": 2, "erased": "0,1,5"}},
+        {"files": [file(image)], "params": {"top": 2}, "data": {"erased": ["0", "1", "5"]}},
+        {"files": [file(image)], "params": {"top": 2, "erased": [0, 1]}, "data": {"erased": "5"}},
+        {"json": {"images": [as_json(image, "a.png")], "erased": [0, 1]}, "params": {"top": 2, "erased": 5}},
+    ):
+        assert client.post("/predict", **request).json() == wanted
+
+
+def test_head_has_the_headers_of_get(client):
+    for path in ("/", "/health", "/page/main.js", "/models"):
+        found, wanted = client.head(path), client.get(path)
+        assert (found.status_code, found.content) == (200, b"")
+        assert found.headers["content-length"] == wanted.headers["content-length"]
+    assert client.head("/predict").status_code == 405
+
+
+def test_the_page_is_compressed_and_sent_again_only_if_it_changed(client):
+    plain = client.get("/page/main.js", headers={"Accept-Encoding": "identity"})
+    small = client.get("/page/main.js", headers={"Accept-Encoding": "gzip"})
+    assert (small.headers["content-encoding"], small.content) == ("gzip", plain.content)
+    assert int(small.headers["content-length"]) < len(plain.content) / 2
+    for path in ("/", "/page/main.js", "/page/digit/3", "/docs"):
+        again = client.get(path, headers={"If-None-Match": client.get(path).headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+    assert client.get("/", headers={"If-None-Match": small.headers["etag"]}).status_code == 200
+
+
+def test_refusals_count_under_their_route(client_of, model):
+    client = client_of({"tiny": model}, access=AccessPolicy(api_key="k"), limits=ServiceLimits(max_bytes=1000))
+    client.post("/predict", files=[file(photo())])
+    client.post("/predict", content=b"x" * 2000, headers={"X-API-Key": "k"})
+    client.post("/embed", files=[file(b"x")], headers={"Origin": "http://evil.example"})
+    client.get("/wp-login.php")
+    text = client.get("/metrics", headers={"X-API-Key": "k"}).text
+    for route, status in (("/predict", 401), ("/predict", 413), ("/embed", 403), ("other", 401)):
+        assert f'vit_requests_total{{route="{route}",status="{status}"}} 1.0' in text
+
+
+def test_openapi_describes_the_key_and_the_query(client_of, model):
+    schema = client_of({"tiny": model}, access=AccessPolicy(api_key="k")).get("/openapi.json").json()
+    assert schema["components"]["securitySchemes"]["bearer"] == {"type": "http", "scheme": "bearer"}
+    assert schema["paths"]["/predict"]["post"]["security"] == [{"bearer": []}, {"key": []}]
+    assert schema["paths"]["/health"]["get"]["security"] == []
+    assert "top" in [parameter["name"] for parameter in schema["paths"]["/predict"]["post"]["parameters"]]
+
+
+def test_the_examples_of_the_documentation_work_as_they_stand(client):
+    docs = client.get("http://localhost:8123/docs").text
+    commands = re.findall(r"curl (.*?) (http://localhost:8123\S+)</pre>", docs)
+    assert [url.rpartition("/")[2] for _, url in commands] == ["predict", "embed", "explain", "inspect"]
+    for options, url in commands:
+        data = dict(option.split("=") for option in options.split(" ") if "=" in option and "@" not in option)
+        assert client.post(url, files=[file(photo())], data=data).status_code == 200
 
 
 def test_one_bad_image_does_not_spoil_the_others(client):
@@ -215,7 +276,17 @@ def test_a_model_without_a_head_gives_vectors_and_says_so(client_of):
         ({"json": [1]}, 422, "not a JSON object"),
         ({"json": {}}, 422, "no image in the request"),
         ({"json": {"images": [{"data": "%%"}]}}, 422, "images.0.data: not base64"),
-        ({"json": {"images": [as_json(b"x")], "tpo": 1}}, 422, "tpo: Extra inputs are not permitted; known fields:"),
+        ({"json": {"images": [as_json(b"x")], "tpo": 1}}, 422, "unknown field 'tpo'; did you mean top? (known: "),
+        ({"json": {"image": [as_json(b"x")]}}, 422, "unknown field 'image'; did you mean images"),
+        (
+            {"json": {"images": [as_json(b"x") | {"nmae": ""}]}},
+            422,
+            "images.0: unknown field 'nmae'; did you mean name",
+        ),
+        ({"files": [file(b"x")], "data": {"topk": "1"}}, 422, "unknown field 'topk'; did you mean top?"),
+        ({"files": [file(b"x")], "params": {"tops": "1"}}, 422, "unknown field 'tops'; did you mean top?"),
+        ({"files": [file(b"x")], "params": {"top": "1"}, "data": {"top": "1"}}, 422, "the field 'top' occurs twice"),
+        ({"json": {"images": [as_json(b"x")], "erased": 5}, "params": {"erased": "1"}}, 422, "erased: not a list"),
         ({"files": [file(b"x")], "data": {"top": "0"}}, 422, "top: Input should be greater than or equal to 1"),
         ({"files": [file(b"x")], "data": {"erased": "a"}}, 422, "erased.0"),
         ({"files": [("photo", ("a", b"x"))]}, 422, "the field of files is 'image'"),
@@ -294,7 +365,7 @@ def test_a_key_is_wanted_where_one_is_set_and_never_logged(client_of, model, cap
     with caplog.at_level(logging.INFO, "vitruvian.serve.access"):
         refused = client.post("/predict", files=[file(photo())])
         wrong = client.post("/predict", files=[file(photo())], headers={"X-API-Key": "wrong-key"})
-        good = client.post("/predict?token=s3cret-key", files=[file(photo())], headers={"X-API-Key": "s3cret-key"})
+        good = client.post("/predict?model=tiny", files=[file(photo())], headers={"X-API-Key": "s3cret-key"})
         bearer = client.post("/predict", files=[file(photo())], headers={"Authorization": "Bearer s3cret-key"})
     assert [r.status_code for r in (refused, wrong, good, bearer)] == [401, 401, 200, 200]
     assert refused.json()["error"] == "an API key is required"
@@ -327,14 +398,14 @@ def test_a_path_cannot_escape_the_page(client, path):
 
 def test_every_request_has_an_id_and_one_line_in_the_log(client, caplog):
     with caplog.at_level(logging.INFO, "vitruvian.serve.access"):
-        own = client.post("/predict?secret=1", files=[file(photo())], headers={"X-Request-ID": "abc-1"})
+        own = client.post("/predict?top=3", files=[file(photo())], headers={"X-Request-ID": "abc-1"})
         client.get("/health", headers={"X-Request-ID": "bad id\twith spaces"})
     assert own.headers["x-request-id"] == "abc-1"
     first, second = (json.loads(record.message) for record in caplog.records if record.name.endswith("access"))
     assert first["request_id"] == "abc-1"
     assert (first["path"], first["status"], first["images"], first["model"]) == ("/predict", 200, 1, "tiny")
     assert first["bytes"] > 100
-    assert "secret" not in json.dumps(first)
+    assert "top" not in json.dumps(first)
     assert len(second["request_id"]) == 16
 
 
@@ -354,6 +425,8 @@ def test_the_states_tell_of_the_service(client):
         "stride": 8,
         "grid": [4, 4],
         "prefix_tokens": 1,
+        "cls_token": True,
+        "reg_tokens": 0,
         "pool": "token",
     }
     docs = client.get("/docs").text
@@ -396,11 +469,11 @@ def test_the_page_has_the_colors_of_the_reports(client):
     from vitruvian.report.color import COLORS, color_map
     from vitruvian.report.html import environment
 
-    report = environment().get_template("style.css").render()
-    style = client.get("/page/style.css").text
-    for number, color in enumerate(COLORS):
-        dark = report.split("prefers-color-scheme: dark")[1].split(f"--c{number}: ")[1][:7]
-        assert style.count(f"--c{number}: {color};") == style.count(f"--c{number}: {dark};") == 1
+    base = client.get("/page/base.css").text
+    assert base == environment().get_template("base.css").render() + "\n"
+    assert all(f"--c{number}: {color};" in base for number, color in enumerate(COLORS))
+    assert "page/base.css" in client.get("/").text
+    assert "--c0:" not in client.get("/page/style.css").text
     anchors = client.get("/page/arrays.js").text.split("ANCHORS = [")[1].split("]")[0].replace('"', "").split(", ")
     places = np.rint(np.linspace(0, 255, len(anchors))).astype(int)
     found = np.array([list(bytes.fromhex(anchor)) for anchor in anchors])
@@ -437,3 +510,59 @@ def test_an_exported_graph_predicts_and_reports_what_needs_the_weights(client_of
     }
     for path, message in messages.items():
         assert message in client.post(path, files=[file(photo(3))], data={"model": "graph"}).text
+
+
+def test_a_model_that_cannot_compute_a_test_image_is_not_ready(model, monkeypatch, caplog):
+    from starlette.testclient import TestClient
+
+    from vitruvian.serve.app import create_app
+
+    class Panic(BaseException):
+        """Libraries written in Rust raise such errors."""
+
+    broken, panicking = tiny_vit(), tiny_vit()
+    broken.meta = broken.meta.replace(preprocess=broken.meta.preprocess.replace(image_size=(40, 33)))
+    monkeypatch.setattr(panicking, "forward", lambda *_: (_ for _ in ()).throw(Panic("index out of range")))
+    app, service = create_app({"good": model, "broken": broken, "panicking": panicking})
+    with TestClient(app, base_url="http://localhost") as client:
+        for served in service.models.values():
+            served.warm.exception(60)
+        response = client.get("/ready")
+        assert (response.status_code, response.json()["failed"]) == (503, ["broken", "panicking"])
+        assert [facts["ready"] for facts in client.get("/models").json()["models"]] == [True, False, False]
+        assert client.post("/predict", files=[file(photo())]).status_code == 200
+    assert "broken is not ready: " in caplog.text
+    assert "panicking is not ready: Panic: index out of range" in caplog.text
+
+
+def test_the_fastest_engine_is_chosen_while_torch_serves(client_of, model, monkeypatch):
+    gate, prepare = threading.Event(), Classifier.prepare
+
+    def slow(self: Classifier, pixels: torch.Tensor) -> None:
+        if self.engine == "auto":
+            assert gate.wait(20)
+            self._forward = self.model  # no measurement in a test
+        prepare(self, pixels)
+
+    monkeypatch.setattr(Classifier, "prepare", slow)
+    client = client_of({"tiny": model}, engine="auto", limits=ServiceLimits(batch_size=2))
+    served = client.service.models["tiny"]
+    assert client.get("/ready").status_code == 200
+    before = client.post("/predict", files=[file(photo())]).json()
+    assert client.get("/models").json()["models"][0]["engine"] == "torch"
+    gate.set()
+    served.switch.join(20)
+    assert client.get("/models").json()["models"][0]["engine"] == "auto"
+    assert client.post("/predict", files=[file(photo())]).json() == before
+
+
+def test_an_engine_with_other_probabilities_is_not_used(client_of, model, monkeypatch, caplog):
+    def wrong(self: Classifier, pixels: torch.Tensor) -> None:
+        if self.engine == "auto":
+            self._forward = tiny_vit(1)
+
+    monkeypatch.setattr(Classifier, "prepare", wrong)
+    client = client_of({"tiny": model}, engine="auto", limits=ServiceLimits(batch_size=2))
+    client.service.models["tiny"].switch.join(20)
+    assert client.get("/models").json()["models"][0]["engine"] == "torch"
+    assert "tiny continues with torch: tiny: the probabilities of the engine differ by" in caplog.text

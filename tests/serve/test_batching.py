@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from forked import patience
 from vitruvian.serve.batching import Batcher, BatchFunction, QueueFull, ShuttingDown
 
 
@@ -135,8 +136,7 @@ def test_overlapping_batches_share_what_was_accepted(batcher):
     time.sleep(0.05)
     assert model.batches == [[0]]  # the cores are busy, and less than half of seven waits
     futures += places[4].put(model.function, [4])
-    while len(model.batches) < 2:
-        time.sleep(0.001)
+    assert any(len(model.batches) == 2 for _ in patience(10))
     futures += places[5].put(model.function, [5]) + places[6].put(model.function, [6])
     time.sleep(0.05)
     assert model.batches == [[0], [1, 2, 3, 4]]
@@ -177,8 +177,7 @@ def test_a_stop_finishes_what_was_accepted_and_refuses_the_rest(model):
     decoding = batcher.reserve(1)  # accepted, its image not yet decoded
     stopped = threading.Thread(target=batcher.stop)
     stopped.start()
-    while batcher._open:
-        time.sleep(0.001)
+    assert any(not batcher._open for _ in patience(10))
     with pytest.raises(ShuttingDown, match="shutting down"):
         batcher.reserve(1)
     model.gate.set()

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from tiny_service import tiny_vit
 
-from vitruvian.serve.limits import ServiceLimits
+from vitruvian.serve.batching import ServiceLimits
 
 EXAMPLES = 25
 ROUTES = ["/health", "/ready", "/models", "/metrics", "/predict", "/embed", "/explain", "/inspect"]

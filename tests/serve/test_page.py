@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import shutil
+import re
 import time
 
 import pytest
@@ -13,17 +13,11 @@ from two_towers import save_clip
 
 import vitruvian as vt
 
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (BROWSER and DRIVER), reason="chromium and chromedriver are not here: make browser installs them"
-    ),
-]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
+def service(browser, tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     vt.save(tiny_vit(), folder / "one")
     vt.save(tiny_vit(1, size=48), folder / "two")
@@ -32,49 +26,30 @@ def service(tmp_path_factory):
     doubtful = tiny_vit()
     doubtful.meta = doubtful.meta.replace(threshold=1.0)
     vt.save(doubtful, folder / "doubtful")
-    names = ("one", "two", "digits", "clip", "doubtful")
+    vt.save(tiny_vit(2, num_classes=3, num_heads=4, depth=4), folder / "heads")
+    vt.save(tiny_vit(3, cls_token=False, pool="mean"), folder / "mean")
+    vt.save(tiny_vit(4, reg_tokens=4), folder / "registers")
+    vt.save(tiny_vit(5, patch_size=4), folder / "fine")
+    names = ("one", "two", "digits", "clip", "doubtful", "heads", "mean", "registers", "fine")
     running = Process(*(part for name in names for part in ("--model", f"{name}={folder / name}")))
     yield running
     running.close()
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
-        options.add_argument(flag)
-    downloads = tmp_path_factory.mktemp("downloads")
-    options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    driver.downloads = downloads
-    yield driver
-    driver.quit()
-
-
 class Page:
     """The page and what tests ask of it."""
 
-    def __init__(self, browser, url: str) -> None:
-        self.browser, self.url = browser, url
+    def __init__(self, browser, visit, url: str) -> None:
+        self.browser, self.visit, self.url = browser, visit, url
 
-    def open(self, state: str = "", *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-        self.browser.get("about:blank")  # so that a change of the state alone loads the page again
-        self.browser.get(f"{self.url}/#{state}" if "://" in self.url and self.url.startswith("http") else self.url)
+    def open(self, state: str = "", **settings) -> None:
+        self.visit(f"{self.url}/#{state}" if self.url.startswith("http") else self.url, **settings)
         self.settled()
 
     def settled(self) -> None:
         """Wait until answers are there and nothing is under way."""
         ready = (
-            "return !!document.querySelector('.prediction, #problem:not([hidden])')"
+            "return !!document.querySelector('.prediction, #problem:not([hidden]), #missing:not([hidden])')"
             " && !document.querySelector('#busy').textContent"
         )
         self.until(ready)
@@ -124,13 +99,33 @@ class Page:
             buttons,
         )
 
+    def save(self):
+        """The path of the saved page."""
+        saved = self.browser.downloads / "vitruvian.html"
+        saved.unlink(missing_ok=True)
+        self.find("#save").click()
+        end = time.monotonic() + 60
+        while not saved.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        return saved
+
+    def caption_of(self, model: str) -> str:
+        """The caption of the left map of a model, once it is drawn."""
+        text = f"return document.querySelector('[data-model={model}] figcaption').textContent"
+        self.settled()
+        return str(self.until(text))
+
+    def slide(self, name: str, value: int) -> None:
+        self.run(f"const s = document.querySelector('#{name}'); s.value = {value}; s.dispatchEvent(new Event('input'))")
+        self.settled()
+
     def errors(self) -> list[str]:
         return [line["message"] for line in self.browser.get_log("browser") if line["level"] == "SEVERE"]
 
 
 @pytest.fixture
-def page(browser, service):
-    page = Page(browser, service.url)
+def page(browser, visit, service):
+    page = Page(browser, visit, service.url)
     page.errors()  # of the test before
     page.open()
     return page
@@ -202,7 +197,7 @@ def test_sliders_choose_layer_and_head_and_the_link_keeps_them(page):
     page.browser.get(link)
     page.settled()
     assert page.pixels() == shown
-    assert page.texts("#layer-text, #head-text") == ["0 of 1", "1"]
+    assert page.texts("#layer-text, #head-text") == ["0 of 1", "1 of 1"]
 
 
 @pytest.mark.parametrize("show", ["similarity", "rollout", "class"])
@@ -246,8 +241,8 @@ def test_brushing_erases_patches_and_changes_the_answer(page):
 
 
 def test_the_answer_is_read_after_every_layer(page):
-    assert len(page.texts(".layers polyline")) == 5
-    label = page.find(".layers svg").get_attribute("aria-label")
+    assert len(page.texts(".layers > svg > polyline")) == 5
+    label = page.find(".layers > svg").get_attribute("aria-label")
     assert label.startswith("Prediction after each layer: ")
     assert page.predictions()[0] in label
 
@@ -275,7 +270,7 @@ def test_a_link_to_two_models_works_whichever_answers_first(page, browser):
         page.open("model=one&with=two&patch=1,2&erased=0,5")
     finally:
         browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
-    page.until("return document.querySelectorAll('.layers svg').length === 2")
+    page.until("return document.querySelectorAll('.layers > svg').length === 2")
     page.settled()
     assert [text.split(" attends")[0] for text in page.texts("figure:first-child figcaption")] == ["Patch 1,2"] * 2
     assert page.errors() == []
@@ -367,16 +362,12 @@ def test_what_takes_long_is_said(page):
     page.settled()
 
 
-def test_the_saved_page_works_without_the_service(page, browser):
+def test_the_saved_page_works_without_the_service(page, visit, browser):
     page.open("sample=coffee&patch=2,1")
-    page.find("#save").click()
-    saved = browser.downloads / "vitruvian.html"
-    end = time.monotonic() + 30
-    while not saved.exists() and time.monotonic() < end:
-        time.sleep(0.05)
+    saved = page.save()
     predictions, shown = page.predictions(), page.pixels()
     assert "http:" not in saved.read_text().replace("http://www.w3.org", "").replace("http-equiv", "")
-    offline = Page(browser, saved.as_uri())
+    offline = Page(browser, visit, saved.as_uri())
     offline.open()
     assert offline.predictions() == predictions
     assert offline.pixels() == shown
@@ -388,6 +379,259 @@ def test_the_saved_page_works_without_the_service(page, browser):
     offline.settled()
     assert offline.pixels() != shown
     assert offline.errors() == []
+
+
+def test_every_class_of_the_saved_page_has_its_own_map(page, visit, browser):
+    page.open("sample=coffee&show=class&erased=3")
+    maps = []
+    for number in range(3):
+        page.run("document.querySelectorAll('.prediction')[arguments[0]].click()", number)
+        page.settled()
+        maps.append((page.texts(".grids figcaption")[0], page.pixels()))
+    assert len(set(maps)) == 3
+    offline = Page(browser, visit, page.save().as_uri())
+    offline.open()
+    for number, expected in enumerate(maps):
+        offline.run("document.querySelectorAll('.prediction')[arguments[0]].click()", number)
+        offline.settled()
+        assert (offline.texts(".grids figcaption")[0], offline.pixels()) == expected
+    assert offline.errors() == []
+
+
+def test_a_saved_page_says_that_erasing_needs_the_service(page, visit, browser):
+    from selenium.webdriver.common.keys import Keys
+
+    page.open("sample=coffee&erased=3")
+    numbers = page.texts(".prediction .number")
+    offline = Page(browser, visit, page.save().as_uri())
+    offline.open()
+    assert offline.texts(".prediction .number") == numbers
+    assert offline.texts(".grids figcaption")[0].endswith("with 2 of 16 patches erased")
+    offline.find(".grids canvas").send_keys(Keys.ARROW_RIGHT, Keys.SPACE)
+    assert offline.find("#problem").text == "This is a saved page: erasing patches needs the running service."
+    assert offline.texts(".prediction .number") == numbers
+    assert not offline.find("#restore").is_displayed()
+
+
+def test_a_link_to_an_own_image_asks_for_it(page, tmp_path):
+    (tmp_path / "own.png").write_bytes(photo(5, size=(300, 200)))
+    page.upload(tmp_path / "own.png")
+    page.slide("layer", 0)
+    link, shown = page.browser.current_url, page.pixels()
+    page.open(link.split("#")[1])
+    assert "The image is not part of this link." in page.find("#missing").text
+    assert page.predictions() == []
+    assert not page.find("#panels").is_displayed()
+    page.upload(tmp_path / "own.png")
+    page.until("return document.querySelector('.prediction')")
+    page.settled()
+    assert page.pixels() == shown
+    assert not page.find("#missing").is_displayed()
+    page.open(link.split("#")[1])
+    page.find("[data-sample=rocket]").click()
+    page.until("return document.querySelector('.prediction')")
+    assert "image=own" not in page.browser.current_url
+    assert page.errors() == []
+
+
+def test_the_link_is_copied_or_shown_where_there_is_no_clipboard(page, tmp_path):
+    page.run("Object.defineProperty(navigator, 'clipboard', { value: undefined })")  # as over plain HTTP
+    page.run("document.execCommand = () => false")
+    page.find("#link").click()
+    field = "const f = document.querySelector('#copied-link'); return f.value.slice(f.selectionStart, f.selectionEnd)"
+    assert page.run(field) == f"{page.url}/#model=one&sample=cat"
+    assert page.texts("#copied-text") == ["Copy this link:"]
+    page.run("document.execCommand = () => true")
+    (tmp_path / "own.png").write_bytes(photo(5))
+    page.upload(tmp_path / "own.png")
+    page.find("#link").click()
+    assert page.texts("#copied-text") == ["Copied. The image is not part of it:"]
+    page.slide("layer", 0)
+    assert not page.find("#copied").is_displayed()
+    assert page.errors() == []
+
+
+def test_another_link_in_the_same_tab_is_opened(page):
+    page.browser.get(f"{page.url}/#model=two&sample=rocket")
+    page.until("return document.querySelector('.panel')?.dataset.model === 'two'")
+    page.find(".skip").send_keys("\n")
+    assert page.run("return document.activeElement.id") == "panels"
+    assert "model=two" in page.browser.current_url
+
+
+@pytest.mark.parametrize("show", ["attention", "similarity", "rollout", "class"])
+def test_maps_and_chart_are_of_the_image_with_its_erased_patches(page, show):
+    chart = "return [...document.querySelectorAll('.layers > svg > polyline')].map((e) => e.getAttribute('points'))"
+    listen = """window.erased = []; const old = window.fetch; window.fetch = (path, options) => {
+      if (path === "inspect") window.erased.push([options.body.get("parts"), options.body.get("erased")]);
+      return old(path, options); };"""
+    page.open(f"show={show}")
+    whole, values = page.run(chart), page.pixels()
+    page.open(f"show={show}&erased=ff")
+    expected, pixels = page.run(chart), page.pixels()
+    assert expected != whole
+    page.open(f"show={show}")
+    page.run(listen)
+    for column in range(4):
+        for row in range(2):
+            page.find("[data-show=erase]").click()
+            page.pointer("pointerdown", 0.1 + 0.25 * column, 0.1 + 0.25 * row, 1)
+    page.find(f"[data-show={show}]").click()
+    page.until("return !document.querySelector('.outdated')")
+    page.settled()
+    assert page.run(chart) == expected
+    assert page.pixels() == pixels != values
+    requested = page.run("return window.erased")
+    assert all(erased for _, erased in requested)
+    assert any("layers" in parts for parts, _ in requested)
+    assert page.texts(".grids figcaption")[0].endswith(", with 8 of 16 patches erased")
+    assert page.texts(".last h3") == ["Predictions after each layer, with 8 of 16 patches erased"]
+    page.find("#restore").click()
+    page.settled()
+    assert page.run(chart) == whole
+    assert page.pixels() == values
+
+
+def test_captions_name_the_tokens_that_the_model_has(page):
+    assert page.texts(".grids figcaption")[0].startswith("The class token attends to these patches: most to ")
+    assert page.texts(".grids figcaption")[0].endswith("% to itself")
+    page.open("model=mean")
+    left, right = page.texts(".grids figcaption")
+    assert left.startswith("On average, patches attend to these patches: most to ")
+    assert right == "The input of the model"
+    assert not any("class token" in caption for caption in (left, right))
+    page.pointer("pointermove", 0.6, 0.3)
+    assert not any("token" in caption for caption in page.texts(".grids figcaption"))
+    page.open("model=registers")
+    left = page.texts(".grids figcaption")[0]
+    assert left.startswith("The class token attends to these patches: most to ")
+    assert re.search(r", [<\d.]+% to itself, [<\d.]+% to the 4 register tokens$", left)
+    page.pointer("pointermove", 0.6, 0.3)
+    left = page.texts(".grids figcaption")[0]
+    assert re.search(r", [<\d.]+% to the class token, [<\d.]+% to the 4 register tokens$", left)
+    assert page.errors() == []
+
+
+def test_a_head_of_the_second_model_moves_the_slider_and_the_first_model(page):
+    page.open("model=one&with=heads")
+    page.until("return document.querySelectorAll('.heads button').length === 6")
+    page.settled()
+    pressed = (
+        "return [...document.querySelectorAll('.heads')]"
+        ".map((e) => e.querySelector('[aria-pressed=true]')?.textContent ?? '')"
+    )
+    page.run("document.querySelectorAll('[data-model=heads] .heads button')[1].click()")
+    assert page.run(pressed) == ["head 1", "head 1"]
+    assert page.texts("#head-text") == ["1 of 3"]
+    page.run("document.querySelectorAll('[data-model=heads] .heads button')[3].click()")
+    assert page.run(pressed) == ["", "head 3"]
+    assert page.find("#head").get_attribute("value") == "3"
+    titles = page.texts(".heads-part h3")
+    assert titles == ["All heads of layer 1; this model has no head 3, so the mean is shown", "All heads of layer 3"]
+    page.slide("layer", 0)
+    page.slide("head", 0)
+    assert page.run(pressed) == ["head 0", "head 0"]
+    assert page.texts(".heads-part h3") == ["All heads of layer 0", "All heads of layer 0"]
+
+
+def test_patches_are_erased_in_either_of_two_grids(page):
+    page.open("model=one&with=fine&show=erase")
+    for model, other, x in (("fine", "one", 0.8), ("one", "fine", 0.1)):
+        page.pointer("pointerdown", x, 0.94, 1, selector=f"[data-model={model}] canvas")
+        page.settled()
+        captions = [page.caption_of(name) for name in ("one", "fine")]
+        assert captions == ["1 of 16 patches erased (6.3%)", "4 of 64 patches erased (6.3%)"]
+        page.find("#restore").click()
+        page.settled()
+        assert page.caption_of(other) == "Brush over patches to erase them."
+    assert page.errors() == []
+
+
+def test_a_class_of_one_model_is_not_asked_of_a_model_with_other_classes(page):
+    page.open("model=one&with=heads&show=class")
+    page.run("document.querySelectorAll('[data-model=one] .prediction')[4].click()")
+    page.settled()
+    assert page.find("[data-model=one] [aria-pressed=true]").text.startswith(page.predictions()[4])
+    own = page.texts("[data-model=heads] .prediction > span:first-child")
+    assert page.caption_of("heads").endswith(f"evidence for {own[0]}")
+    page.run("document.querySelectorAll('[data-model=heads] .prediction')[1].click()")
+    page.settled()
+    assert page.caption_of("heads").endswith(f"evidence for {own[1]}")
+    assert page.caption_of("one").endswith(f"evidence for {page.predictions()[0]}")
+    assert page.errors() == []
+
+
+STATES = (
+    "",
+    "show=class",
+    "show=erase&erased=3",
+    "model=one&with=heads&head=3",
+    "image=own",
+    "model=digits",
+    "model=clip",
+)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_page_violates_no_rule_of_accessibility(page, violations, state):
+    for width in (1366, 390):
+        for dark in (False, True):
+            page.open(state, width=width, dark=dark)
+            page.find("#link").click()
+            assert violations() == []
+
+
+def test_the_documentation_of_the_api_violates_no_rule_of_accessibility(page, visit, violations):
+    for width in (1366, 390):
+        for dark in (False, True):
+            visit(f"{page.url}/docs", width=width, dark=dark)
+            assert violations() == []
+            assert page.run("return document.documentElement.scrollWidth") <= width
+
+
+def test_sliders_have_names_and_changes_are_announced(page):
+    for name, text in (("layer", "1 of 1"), ("head", "mean")):
+        slider = page.find(f"#{name}")
+        assert slider.accessible_name == name.capitalize()
+        assert slider.get_attribute("aria-valuetext") == text
+    assert page.run("return [...document.querySelectorAll('figcaption')].every((e) => e.ariaLive === 'polite')")
+    status = page.find(".panel [role=status]")
+    assert status.get_attribute("textContent") == f"{page.predictions()[0]}, {page.texts('.prediction .number')[0]}"
+
+
+def test_forced_colors_keep_bars_and_selection(page):
+    page.open("show=class", forced=True)
+    color = "return getComputedStyle(document.querySelector(arguments[0])).backgroundColor"
+    for chosen, other in (
+        (".prediction[aria-pressed=false] .fill", ".prediction[aria-pressed=false] .track"),
+        (".prediction[aria-pressed=true] .fill", ".prediction[aria-pressed=true] .track"),
+        (".prediction[aria-pressed=true]", ".prediction[aria-pressed=false]"),
+        ("[data-show=class]", "[data-show=attention]"),
+    ):
+        assert page.run(color, chosen) != page.run(color, other)
+
+
+def test_the_legend_has_the_dashes_of_the_lines(page):
+    dashes = "return [...document.querySelectorAll(arguments[0])].map((e) => e.getAttribute('stroke-dasharray'))"
+    lines = page.run(dashes, ".layers > svg > polyline")
+    assert page.run(dashes, ".legend polyline") == lines[::-1]
+    assert len(set(lines)) == 5
+
+
+@pytest.mark.parametrize("state", ["model=one", "model=digits", "model=one&with=heads"])
+def test_a_phone_shows_the_image_first_and_keeps_the_controls_in_reach(page, state):
+    page.open(state, width=390, height=844)
+    image, controls = page.find(".grids canvas").rect, page.find("#controls").rect
+    assert image["y"] + image["height"] / 2 < 844 - controls["height"]
+    assert page.find(".headline").is_displayed()
+    for _ in range(2):
+        place = page.run(
+            "const b = document.querySelector('#controls').getBoundingClientRect(); return [b.top, b.bottom]"
+        )
+        assert 844 / 2 < place[0] < place[1] <= 844
+        page.run("scrollTo(0, document.body.scrollHeight)")
+    footer = page.run("return document.querySelector('footer').getBoundingClientRect().bottom")
+    assert footer <= place[0]  # nothing stays hidden behind the controls
 
 
 def test_a_model_with_a_text_tower_answers_in_the_words_that_are_typed(page):

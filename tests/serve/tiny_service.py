@@ -13,17 +13,13 @@ from vitruvian.model.build import build
 from vitruvian.model.vit import ViT
 
 
-def tiny_vit(seed: int = 0, *, num_classes: int = 6, size: int = 32) -> ViT:
+def tiny_vit(seed: int = 0, *, num_classes: int = 6, size: int = 32, **settings: object) -> ViT:
     """Two layers, two heads, a grid of 4 x 4 patches."""
     torch.manual_seed(seed)
     config = ViTConfig(
         image_size=(size, size),
-        patch_size=size // 4,
         num_classes=num_classes,
-        depth=2,
-        width=16,
-        mlp_dim=32,
-        num_heads=2,
+        **{"patch_size": size // 4, "depth": 2, "width": 16, "mlp_dim": 32, "num_heads": 2} | settings,
     )
     model = build(config)
     with torch.no_grad():

@@ -2,21 +2,25 @@
 
 import json
 import statistics
+from dataclasses import replace
 
 import pytest
+from PIL import Image
 
+from vitruvian.catalog import imagenet_ids
 from vitruvian.errors import CheckpointError, UnknownNameError
+from vitruvian.evaluation.evaluate import evaluate
 from vitruvian.study.transfer import (
-    TABLE5,
-    TABLE5_TASKS,
+    TABLE2_RECIPES,
+    TABLE2_TASKS,
     Setup,
     TransferCell,
     find_tasks,
-    published_results,
     transfer,
     vtab_result,
 )
-from vitruvian.tasks import TASKS, VTAB_TASKS
+from vitruvian.tasks import VTAB_TASKS
+from vitruvian.training import Run, read_recipe
 
 
 @pytest.fixture
@@ -47,15 +51,6 @@ def root(tmp_path, monkeypatch):
     return tmp_path / "data"
 
 
-def test_table_5_has_14_rows_of_known_tasks():
-    assert len(TABLE5) == 14
-    assert all(len(row) == len(TABLE5_TASKS) for row in TABLE5.values())
-    assert set(TABLE5_TASKS) <= set(TASKS)
-    assert published_results("pets")["ImageNet-21k", "B/16"] == 94.43
-    assert published_results("cifar10")["JFT-300M", "H/14"] == 99.50
-    assert published_results("vtab-dtd") == {}
-
-
 def test_vtab_has_19_tasks_in_three_groups():
     groups = [task.group for task in VTAB_TASKS]
     assert (groups.count("Natural"), groups.count("Specialized"), groups.count("Structured")) == (7, 4, 8)
@@ -71,13 +66,41 @@ def test_a_missing_task_leaves_its_cell_with_the_reason_and_the_others_run(tmp_p
     pets, real, cifar = cells
     assert pets.mean is None
     assert "the task pets has no" in pets.missing
-    assert "vit evaluate imagenet-real" in real.missing
+    assert "the task imagenet-real has no val/n*" in real.missing
     assert 0 <= cifar.values[0] <= 100
     assert cifar.metric == "top1"
     record = json.loads((tmp_path / "out" / "study.json").read_text())["cells"]
     assert [cell["task"] for cell in record] == ["pets", "imagenet-real", "cifar10"]
     heard.clear()
     assert transfer([str(weights)], tasks, tmp_path / "out", setup=SETUP, report=heard.append) == cells
+    assert any("(already done)" in text for text in heard)
+
+
+def test_table_2_has_a_recipe_of_its_own_for_imagenet(tmp_path, weights, root):
+    assert {*TABLE2_RECIPES} <= {*TABLE2_TASKS}
+    assert len(TABLE2_TASKS) == 6 + len(VTAB_TASKS)
+    assert read_recipe(TABLE2_RECIPES["imagenet"]).image_size == 512
+    setup = replace(SETUP, recipes={"cifar10": "finetune-small"})
+    transfer([str(weights)], find_tasks(["cifar10"]), tmp_path / "out", setup=setup, report=lambda text: None)
+    (run,) = (tmp_path / "out").glob("*-cifar10/test-*")
+    assert Run(run).recipe.layer_decay == 0.75  # of finetune-small
+
+
+@pytest.mark.slow
+def test_real_is_measured_on_the_runs_of_imagenet_and_these_are_trained_once(tmp_path, weights, monkeypatch):
+    monkeypatch.setenv("VITRUVIAN_DATA", str(tmp_path / "data"))
+    for split, number in (("train", 0), ("train", 2), ("val", 0), ("val", 2)):
+        path = (
+            tmp_path / "data" / "imagenet" / split / imagenet_ids()[number] / f"ILSVRC2012_val_0000000{number + 1}.JPEG"
+        )
+        path.parent.mkdir(parents=True)
+        Image.new("RGB", (20, 20), (100 * number,) * 3).save(path)
+    (tmp_path / "data" / "imagenet" / "real.json").write_text("[[2], [], [2, 0]]")
+    heard, tasks = [], find_tasks(["imagenet", "ReaL"])
+    imagenet, real = transfer([str(weights)], tasks, tmp_path / "out", setup=SETUP, report=heard.append)
+    assert (imagenet.metric, real.metric) == ("top1", "real")
+    assert (len(real.values), real.missing) == (1, "")
+    assert real.values[0] == evaluate("imagenet-real", next((tmp_path / "out").glob("*-imagenet/test-*"))).real
     assert any("(already done)" in text for text in heard)
 
 
@@ -103,17 +126,14 @@ def cells_with(missing=()):
 
 def test_group_means_and_the_vtab_mean_are_plain_means():
     result = vtab_result("m", cells_with())
-    assert result.is_complete
-    assert result.mean == statistics.fmean(range(19))
-    assert result.groups["Natural"] == (statistics.fmean(range(7)), 7, 7)
-    assert result.groups["Structured"] == (statistics.fmean(range(11, 19)), 8, 8)
-    assert result.to_json()["vtab_mean"] == result.mean
-    assert result.to_json()["paper_vtab_mean"] == 77.63
+    assert result["vtab_mean"] == result["mean_of_measured"] == statistics.fmean(range(19))
+    assert result["groups"]["Natural"] == {"mean": statistics.fmean(range(7)), "measured": 7, "tasks": 7}
+    assert result["groups"]["Structured"] == {"mean": statistics.fmean(range(11, 19)), "measured": 8, "tasks": 8}
+    assert result["paper"]["H/14, JFT-300M"]["vtab-kitti"] == 84.5
 
 
 def test_without_all_19_tasks_there_is_no_vtab_mean():
     result = vtab_result("m", cells_with(missing=("vtab-dtd",)))
-    assert not result.is_complete
-    assert result.missing == {"vtab-dtd": "not here"}
-    assert result.to_json()["vtab_mean"] is None
-    assert result.groups["Natural"][1:] == (6, 7)
+    assert result["missing"] == {"vtab-dtd": "not here"}
+    assert result["vtab_mean"] is None
+    assert (result["groups"]["Natural"]["measured"], result["groups"]["Natural"]["tasks"]) == (6, 7)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from runs import STEM, TINY, StopAt, changes, command, lines, same_model, weights
 
-from forked import Forked, ranks
+from forked import Forked, patience, ranks
 from vitruvian.evaluation.features import compute_features
 from vitruvian.training import Interrupted, distributed, resume, splits, train
 
@@ -174,11 +174,15 @@ def test_a_process_that_dies_ends_the_job_with_a_clear_message(tmp_path):
 def test_a_job_of_torchrun_that_is_asked_to_stop_can_be_continued(tmp_path):
     settings = changes("steps=1000000", "eval_every=10000")
     job = subprocess.Popen(command("digits", "--out", tmp_path / "run", *settings, processes=2))
-    while not has_begun(tmp_path / "run"):
-        assert job.poll() is None
-        time.sleep(0.1)
-    job.send_signal(signal.SIGTERM)
-    assert job.wait(timeout=120) != 0
+    try:
+        for _ in patience(120):
+            assert job.poll() is None
+            if has_begun(tmp_path / "run"):
+                break
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(timeout=120) != 0
+    finally:
+        job.kill()
     (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("step-*")
     assert json.loads((checkpoint / "position.json").read_text())["step"] % 10 == 0
 
@@ -201,7 +205,7 @@ def test_processes_whose_torchrun_is_killed_write_a_checkpoint_and_end(tmp_path)
             time.sleep(0.1)
     finally:
         job.kill()
-        job.wait()
+        job.wait(60)
         for pid in filter(lives, workers):
             os.kill(int(pid), signal.SIGKILL)
     assert len(workers) == 2
@@ -225,3 +229,10 @@ def test_running_statistics_and_orthogonal_steps_are_the_same_however_the_model_
     assert expected["embed.stem.stages.0.0.norm.running_mean"].any()
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, atol=1e-4, rtol=1e-3, msg=name)
+
+
+def test_sgd_takes_the_same_steps_however_the_model_is_spread(tmp_path):
+    settings = ("steps=3", "log_every=1", "eval_every=0", "optimizer=sgd", "lr=0.01", "momentum=0.9")
+    for parallel in ("ddp", "fsdp"):
+        in_two("digits", "--out", tmp_path / parallel, *changes(*settings, f"parallel={parallel}"))
+    assert curve(tmp_path / "fsdp") == pytest.approx(curve(tmp_path / "ddp"), rel=1e-4)  # sums in another order

@@ -78,7 +78,7 @@ class Machine:
         for pid in (self.process.pid, *map(int, workers)):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.process.wait()
+        self.process.wait(60)
 
 
 @pytest.fixture(scope="module")

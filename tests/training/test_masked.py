@@ -13,17 +13,18 @@ from vitruvian.model.build import build
 from vitruvian.model.resnet import ResNet
 from vitruvian.training import Interrupted, read_recipe, resume, train
 from vitruvian.training.checkpoint import Checkpoints
+from vitruvian.training.distributed import Processes
 from vitruvian.training.finetune import finetune, protocol_for
 from vitruvian.training.journal import Listener
 from vitruvian.training.masked import (
     Colors,
     MaskedExample,
     MaskedViT,
+    color_levels,
     colors_of,
     corrupt,
     corruption_of,
     draws_for,
-    shown_color,
 )
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.run_report import corruption_images
@@ -33,8 +34,8 @@ MASKED = (*TINY, "objective=masked")
 SMALL = ViTConfig(image_size=(8, 8), patch_size=4, depth=1, width=8, mlp_dim=8, num_heads=2, num_classes=0)
 
 
-def small_model(**changes):
-    return MaskedViT.around(build(SMALL.replace(**changes)), seed=0)
+def small_model(recipe=None, **changes):
+    return MaskedViT.around(build(SMALL.replace(**changes)), recipe or Recipe(steps=1, objective="masked"))
 
 
 def pixels_and_draws(count=3, seed=1):
@@ -57,6 +58,16 @@ def test_half_of_the_patches_are_corrupted_in_shares_of_80_10_and_10():
 
 def test_of_an_odd_number_of_patches_the_smaller_half_is_corrupted():
     assert corruption_of(draws_for([0], 9, seed=0)).chosen.sum() == 4
+
+
+@pytest.mark.parametrize(
+    ("patches", "ratio", "count"),
+    [(7, 0.15, 1), (9, 0.15, 1), (13, 0.15, 1), (14, 0.15, 2), (20, 0.15, 3), (100, 0.29, 29), (50, 0.58, 29)],
+)
+def test_a_fraction_of_a_small_number_of_patches_is_rounded_down_as_a_decimal(patches, ratio, count):
+    """0.29 * 100 is 28.999... in floating point."""
+    corruption = corruption_of(draws_for(range(3), patches, seed=0), ratio)
+    assert corruption.chosen.sum(dim=1).tolist() == [count] * 3
 
 
 def test_a_corrupted_patch_is_the_mask_or_the_patch_it_is_taken_from():
@@ -92,21 +103,20 @@ def test_colors_are_three_bits_of_each_channels_mean_level(channels):
                 for channel in range(channels):
                     patch = levels[image, channel, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
                     expected = 8 * expected + int(patch.mean()) // 32
-                assert found[image, 3 * row + column] == expected
-    assert found[0, 0] == 8**channels - 1
+                assert found[image, 3 * row + column, 0] == expected
+    assert found[0, 0, 0] == 8**channels - 1
 
 
 def test_a_color_is_shown_in_the_middle_of_its_class():
-    assert shown_color(0, 3) == (16, 16, 16)
-    assert shown_color(7 * 64 + 1, 3) == (240, 16, 48)
+    assert color_levels(torch.tensor([0, 7 * 64 + 1]), 3).tolist() == [[16, 16, 16], [240, 16, 48]]
 
 
 def test_the_loss_counts_corrupted_patches_alone():
     model, (pixels, draws) = small_model(), pixels_and_draws()
     with torch.no_grad():
         model.colors.weight.normal_(generator=torch.Generator().manual_seed(2))
-    objective = Colors(Recipe(steps=1, objective="masked"), model)
-    losses, _ = objective.losses(model, pixels, draws, torch.empty(0), torch.no_grad)
+    objective = Colors(Recipe(steps=1, objective="masked"), model, Processes())
+    losses, _ = objective.losses(model, pixels, draws, torch.empty(0))
     corruption = corruption_of(draws)
     seen = corrupt(model.embed.patches(pixels), model.mask_embedding, corruption)
     tokens = model.forward_blocks(model.embed.with_positions(seen, (2, 2)))[:, 1:]
@@ -114,8 +124,59 @@ def test_the_loss_counts_corrupted_patches_alone():
     colors = colors_of(pixels, 4, model.meta.preprocess)
     for image in range(3):
         places = corruption.chosen[image].nonzero()[:, 0].tolist()
-        expected = -sum(scores[image, place, colors[image, place]] for place in places) / len(places)
+        expected = -sum(scores[image, place, colors[image, place, 0]] for place in places) / len(places)
         assert losses[image].item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+TARGET_LEVELS = np.random.default_rng(3).integers(0, 256, (2, 3, 16, 24))
+
+
+@pytest.mark.parametrize("target", ["mean_color", "colors_4x4", "pixels"])
+@pytest.mark.parametrize("ratio", [0.5, 0.34])  # three or two of six patches
+def test_each_target_has_the_loss_of_an_independent_implementation(target, ratio):
+    recipe = Recipe(steps=1, objective="masked", masked_target=target, mask_ratio=ratio)
+    model = small_model(recipe, image_size=(16, 24), patch_size=8, in_channels=3)
+    with torch.no_grad():
+        model.colors.weight.normal_(generator=torch.Generator().manual_seed(2))
+    draws = draws_for(range(2), 6, 5)
+    normalized = TARGET_LEVELS / 255 / 0.5 - 1
+    pixels = torch.from_numpy(normalized).float()
+    losses, _, levels = Colors(recipe, model, Processes()).patch_losses(model, pixels, draws)
+    outputs = model(pixels, draws).detach().double().numpy()
+    for image in range(2):
+        order = draws[image, 0].numpy()
+        places = sorted(np.argsort(order, kind="stable")[: 3 if ratio == 0.5 else 2].tolist())
+        for index, place in enumerate(places):
+            top, left = 8 * (place // 3), 8 * (place % 3)
+            patch = TARGET_LEVELS[image, :, top : top + 8, left : left + 8]
+            output = outputs[image, index]
+            if target == "pixels":
+                expected = ((output - normalized[image, :, top : top + 8, left : left + 8].ravel()) ** 2).mean()
+            else:
+                side = 4 if target == "colors_4x4" else 1
+                cells = patch.reshape(3, side, 8 // side, side, 8 // side).mean(axis=(2, 4)).reshape(3, -1)
+                classes = [64 * (r // 32) + 8 * (g // 32) + b // 32 for r, g, b in cells.astype(int).T]
+                logits = output.reshape(side * side, 512)
+                norms = np.log(np.exp(logits).sum(axis=1))
+                expected = np.mean([norms[cell] - logits[cell, color] for cell, color in enumerate(classes)])
+            assert losses[image, index].item() == pytest.approx(expected, rel=1e-4)
+    assert levels.shape[2:] == {"mean_color": (3, 1, 1), "colors_4x4": (3, 4, 4), "pixels": (3, 8, 8)}[target]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["colors_4x4", "pixels"])
+def test_the_other_targets_are_learned_and_shown(tmp_path, target):
+    settings = [*MASKED, "lr=0.003", f"masked_target={target}", "mask_ratio=0.3"]
+    run = train("digits", out=tmp_path / "run", settings=settings)
+    measured = run.metrics("val")
+    assert measured[-1]["loss"] < measured[0]["loss"]
+    assert measured[-1]["patches"] == 359  # one of four patches
+    assert 'alt="predicted ' in (run.folder / "report.html").read_text()
+
+
+def test_settings_of_masking_are_refused_with_labels():
+    with pytest.raises(ConfigError, match="masked_target and mask_ratio need objective='masked'"):
+        Recipe(steps=1, mask_ratio=0.15)
 
 
 def test_what_is_masked_is_not_seen():
@@ -150,16 +211,16 @@ def test_models_without_patches_of_their_own_are_refused():
     from vitruvian.config import ResNetConfig, StemConfig
 
     with torch.device("meta"), pytest.raises(ConfigError, match="a ResNet has no patches"):
-        MaskedViT.around(ResNet(ResNetConfig()), seed=0)
+        MaskedViT.around(ResNet(ResNetConfig()), Recipe(steps=1))
     hybrid = SMALL.replace(patch_size=1, stem=StemConfig(stages=(), width=32))
     for config, text in [
         (hybrid, "the stem of a hybrid mixes neighboring patches"),
         (SMALL.replace(pool="map"), "attention pooling would not be trained"),
         (SMALL.replace(representation_size=8), "set architecture.representation_size=0"),
-        (SMALL.replace(patch_size=8), "there is only one patch"),
+        (SMALL.replace(patch_size=8), "mask_ratio=0.5 of 1 patches is less than one patch"),
     ]:
         with pytest.raises(ConfigError, match=text):
-            MaskedViT.around(build(config), seed=0)
+            MaskedViT.around(build(config), Recipe(steps=1))
 
 
 class StopAt(Listener):
@@ -249,7 +310,10 @@ def test_the_three_images_of_an_example_are_image_corruption_and_prediction():
     draws = np.array([[0.9, 0.1, 0.2, 0.8], [0.0, 0.0, 0.85, 0.0], [0.0, 0.0, 0.0, 0.0]], np.float32)
     pixels = (levels / 255 - 0.5).astype(np.float32) / np.float32(0.5)
     view = Preprocess(image_size=(4, 4), mean=(0.5,), std=(0.5,))
-    example = MaskedExample(index=0, pixels=pixels, draws=draws, predicted=np.array([7, 0]))
+    corruption = corruption_of(torch.from_numpy(draws)[None])
+    parts = (part[0].numpy() for part in (corruption.chosen, corruption.masked, corruption.taken_from))
+    predicted = np.array([240, 16], np.uint8).reshape(2, 1, 1, 1)
+    example = MaskedExample(0, pixels, *parts, predicted)
     image, seen, said = corruption_images(example, view, side=2)
     assert np.array_equal(image, levels[0])
     assert (seen[:2, 2:] == 128).all()  # patch 1 is masked

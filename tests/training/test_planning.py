@@ -10,6 +10,7 @@ from vitruvian.training import objective
 from vitruvian.training.initial_model import config_of, model_for
 from vitruvian.training.planning import cluster_lines, cluster_plan, peak_bytes, plan, plan_lines
 from vitruvian.training.recipe import Recipe
+from vitruvian.training.train import choose_recipe
 from vitruvian.weights.save import save
 
 TINY = {"depth": 2, "width": 16, "num_heads": 2, "mlp_dim": 32, "patch_size": 4, "in_channels": 1}
@@ -22,7 +23,7 @@ def tiny(**changes):
 
 
 def planned(**changes):
-    return plan("digits", recipe=tiny(**changes), seconds=0.0)
+    return plan("digits", tiny(**changes), seconds=0.0)
 
 
 def test_a_plan_counts_steps_work_and_evaluations():
@@ -36,7 +37,7 @@ def test_a_plan_counts_steps_work_and_evaluations():
     assert found.evaluations == 2  # after the epoch, and at the end
     assert found.run_multiply_adds == 3 * multiply_adds(found.config) * 50 * 32
     assert found.seconds == found.training_seconds + found.evaluation_seconds
-    assert found.training_seconds == pytest.approx(50 * found.timing.step_seconds)
+    assert found.training_seconds == pytest.approx(50 * found.step_seconds)
 
 
 def test_memory_is_that_of_weights_moments_mean_and_a_step():
@@ -65,7 +66,7 @@ def test_a_later_higher_resolution_makes_the_run_longer():
     found = planned(resolutions=((0.5, 16),))
     work = [multiply_adds(found_config(), size) for size in (8, 16)]
     assert found.run_multiply_adds == 3 * 32 * 25 * sum(work)
-    assert found.training_seconds == pytest.approx(found.timing.step_seconds * 25 * (1 + work[1] / work[0]))
+    assert found.training_seconds == pytest.approx(found.step_seconds * 25 * (1 + work[1] / work[0]))
 
 
 def found_config():
@@ -122,9 +123,9 @@ def test_the_peak_of_a_backward_pass_is_what_it_keeps():
 
 def test_a_slow_step_is_measured_on_part_of_its_batch_without_multiplying_what_the_optimizer_takes(monkeypatch):
     monkeypatch.setattr(planning, "time_step", lambda trainer, batch: 2.0 + 0.05 * len(batch))
-    assert planned().timing.step_seconds == pytest.approx(2.0 + 0.05 * 32, abs=0.5)  # beside the wait for a batch
+    assert planned().step_seconds == pytest.approx(2.0 + 0.05 * 32, abs=0.5)  # beside the wait for a batch
     monkeypatch.setattr(planning, "time_step", lambda trainer, batch: 3.0 * len(batch))
-    assert planned().timing.step_seconds == pytest.approx(3.0 * 32, abs=0.5)
+    assert planned().step_seconds == pytest.approx(3.0 * 32, abs=0.5)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,9 @@ def test_a_slow_step_is_measured_on_part_of_its_batch_without_multiplying_what_t
         ("paper-jft-r50-b", ["model=R50+ViT-L/16", "epochs=14"], 1668, 5e-3),
         ("paper-jft-resnet", [], 50, 0.05),
         ("paper-jft-resnet", ["model=BiT-R152x2"], 563, 0.05),
-        ("paper-jft-resnet", ["architecture.stages=[3,24,36,3]", "architecture.width=192", "epochs=14"], 3306, 0.05),
+        ("paper-jft-resnet", ["model=R50x2"], 199, 0.06),
+        ("paper-jft-resnet", ["model=R152x1"], 141, 0.05),
+        ("paper-jft-resnet", ["model=R200x3", "epochs=14"], 3306, 0.05),
     ],
 )
 def test_the_work_of_the_papers_runs_is_what_its_appendix_states(recipe, settings, exaflops, tolerance):
@@ -183,6 +186,14 @@ def test_a_part_of_the_data_costs_its_share():
     )
     assert part.images == 9_000_000
     assert part.run_multiply_adds == pytest.approx(whole.run_multiply_adds * 9 / 303, rel=1e-4)
+
+
+@pytest.mark.parametrize("model", ["BiT-R50x1", "ViT-L/32", "R50+ViT-L/32", "ViT-b/32"])
+@pytest.mark.parametrize("recipe", ["paper-imagenet", "paper-imagenet21k", "paper-jft-b", "paper-jft-resnet"])
+def test_a_plan_for_a_cluster_has_the_model_that_training_would_have(recipe, model):
+    planned = cluster_plan(recipe, "8 x A100", model=model)
+    trained = choose_recipe("x", recipe, model=model)
+    assert (planned.recipe, planned.config) == (trained, config_of(trained, planned.config.num_classes))
 
 
 def test_a_cluster_or_a_recipe_that_says_too_little_is_refused():

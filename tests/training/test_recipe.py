@@ -42,6 +42,45 @@ def test_the_papers_recipes_are_the_rows_of_table_3(name):
         assert recipe.architecture["representation_size"] == resolve(recipe.model).width
 
 
+TABLE_3_LR = {
+    # models on JFT-300M: the learning rate
+    "ViT-B/16 ViT-B/32 ViT-b/32 R50+ViT-B/16 R50+ViT-B/32 BiT-R101x1": 8e-4,
+    "ViT-L/32 BiT-R152x1 BiT-R152x2": 6e-4,
+    "ViT-L/16 R50+ViT-L/16": 4e-4,
+    "ViT-H/14": 3e-4,
+    "R50+ViT-L/32": 2e-4,
+    "BiT-R50x1 BiT-R50x2": 1e-3,
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "lr"), [(model, lr) for models, lr in TABLE_3_LR.items() for model in models.split()]
+)
+@pytest.mark.parametrize("recipe", ["paper-jft-b", "paper-jft-r50-b", "paper-jft-resnet", "paper-jft-h14"])
+def test_the_learning_rate_follows_the_model_as_in_table_3(recipe, model, lr):
+    assert choose_recipe("x", recipe, model=model).lr == lr
+    assert choose_recipe("x", recipe, settings=[f"model={model}"]).lr == lr
+    assert choose_recipe("x", recipe, model=model, settings=["lr=0.5"]).lr == 0.5
+    assert choose_recipe("x", recipe, settings=["lr=0.5", f"model={model}"]).lr == 0.5
+    assert choose_recipe("x", "paper-imagenet", model=model).lr == 3e-3
+    assert choose_recipe("x", "paper-imagenet21k", model=model).lr == 1e-3
+    assert choose_recipe("x", "paper-masked", model=model).lr == 2e-4
+
+
+def test_a_model_without_a_learning_rate_in_the_recipe_keeps_that_of_the_recipe_and_says_so(capsys):
+    assert choose_recipe("x", "paper-jft-resnet", model="BiT-R200x3").lr == 1e-3
+    said = "note: the recipe has no learning rate for BiT-R200x3; using lr=0.001"
+    assert capsys.readouterr().err.strip() == said
+    assert choose_recipe("x", "paper-jft-resnet", model="BiT-R200x3", settings=["lr=6e-4"]).lr == 6e-4
+    assert choose_recipe("x", "paper-jft-resnet", model="R50+ViT-L_32").lr == 2e-4  # by any name
+    assert not capsys.readouterr().err
+
+
+def test_learning_rates_by_model_name_models():
+    with pytest.raises(UnknownNameError, match="unknown model 'ViT-X/16'"):
+        change_recipe(read_recipe("digits"), ["model_lrs=[['ViT-X/16', 0.1]]"])
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_says_what_it_is_for_and_its_model_is_known(name):
     recipe = read_recipe(name)
@@ -52,7 +91,7 @@ def test_every_recipe_says_what_it_is_for_and_its_model_is_known(name):
 def smallest(recipe):
     """A recipe's own settings with a model of some thousand parameters."""
     config = config_of(recipe, 10)
-    short = {"epochs": 0.0, "steps": 1, "batch_size": 4, "warmup": 0.0, "workers": 0}
+    short = {"epochs": 0.0, "steps": 1, "batch_size": 4, "warmup": 0.0, "workers": 0, "bit_hyperrule": False}
     if isinstance(config, ResNetConfig):
         return recipe.replace(architecture={"stages": (1,), "width": 32}, image_size=16, **short)
     shrunk = {"depth": 1, "width": 16, "mlp_dim": 16, "num_heads": 2}
@@ -184,6 +223,19 @@ def test_decay_that_does_not_follow_the_lr_is_for_adamw():
 def test_the_head_bias_starts_where_the_recipe_says():
     model = model_for(change_recipe(read_recipe("digits"), ["head_bias=-10"]), ["a", "b"])
     assert torch.equal(model.head.bias, torch.tensor([-10.0, -10.0]))
+
+
+@pytest.mark.parametrize(("classes", "bias"), [(2, 0.0), (10, -2.1972), (18_291, -9.8141), (21_841, -9.9915)])
+def test_the_head_of_a_sigmoid_recipe_starts_at_one_class_in_all(classes, bias):
+    """-ln(K - 1): each class begins with a probability of 1 / K. The release has -10 for its 21,841 classes."""
+    model = model_for(smallest(read_recipe("paper-jft-b")), list(map(str, range(classes))))
+    assert model.head.bias.unique().item() == pytest.approx(bias, abs=1e-4)
+    assert model.head.bias.sigmoid()[0].item() == pytest.approx(1 / classes)
+
+
+def test_a_head_bias_is_a_number_or_prior():
+    with pytest.raises(ConfigError, match="head_bias='low' is not a number"):
+        change_recipe(read_recipe("digits"), ["head_bias=low"])
 
 
 def test_a_model_by_name_keeps_its_size_and_the_rest_of_the_recipe():

@@ -96,7 +96,7 @@ class Refusing(http.server.BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize("url", ["s3://digits/v1", "{}/v1/", "{}/v1/train-000.tar"])
 def test_a_server_that_refuses_is_one_line_at_once(tmp_path, monkeypatch, url):
-    pytest.importorskip("s3fs")
+    pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()  # of earlier endpoints
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         place = f"http://127.0.0.1:{server.server_port}"

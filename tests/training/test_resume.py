@@ -55,7 +55,8 @@ def test_a_run_that_is_stopped_and_continued_equals_an_unbroken_one(tmp_path, st
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "choice", ["optimizer=sgd", "optimizer=adam", "optimizer=muon", "average=polyak", "precision=float16"]
+    "choice",
+    ["optimizer=sgd", "optimizer=adam", "optimizer=muon", "average=polyak", "precision=float16", "sam_rho=0.1"],
 )
 def test_every_optimizer_average_and_the_scaler_continue_exactly(tmp_path, choice):
     expected = whole(tmp_path, choice)
@@ -213,6 +214,12 @@ def test_the_newest_checkpoints_are_kept(tmp_path):
     ]
 
 
+def test_a_finished_run_keeps_its_model_and_the_last_checkpoint_alone(tmp_path):
+    run = train("digits", out=tmp_path / "run", settings=[*TINY, "checkpoint_seconds=0"])
+    assert [path.name for path in (run.folder / "checkpoints").iterdir()] == ["step-00000012"]
+    assert not (run.folder / "best").exists()
+
+
 def test_a_new_run_is_refused_where_there_is_one(tmp_path):
     run = whole(tmp_path)
     with pytest.raises(TrainingError, match="this folder already contains a run; continue it with `vit train --resume"):
@@ -240,7 +247,60 @@ def test_a_finished_run_is_left_alone(tmp_path):
     assert resume(run.folder) == run
     with pytest.raises(TrainingError, match=r"'lr=1' cannot be changed when resuming"):
         resume(run.folder, settings=["lr=1"])
+    with pytest.raises(
+        TrainingError, match=r"the run has finished, so 'workers=1' has no effect; to train longer, resume"
+    ):
+        resume(run.folder, settings=["workers=1"])
+    with pytest.raises(TrainingError, match=r"the run has finished 12 steps .*; give more to train longer"):
+        resume(run.folder, settings=["steps=12"])
     assert (run.folder / "metrics.jsonl").read_bytes() == before
+    assert run.finished
+
+
+def test_a_finished_run_is_trained_longer_and_can_be_interrupted_again(tmp_path):
+    whole(tmp_path, *DEMANDING)
+    shutil.copytree(tmp_path / "whole", tmp_path / "copy")
+    longer = resume(tmp_path / "whole", settings=["steps=20"])
+    assert (longer.recipe.steps, longer.facts["steps"], longer.evaluation["step"]) == (20, 20, 20)
+    training = longer.metrics("train")
+    assert training[-1]["step"] == 20
+    assert training[-1]["lr"] < training[-2]["lr"]  # decays over the added steps
+    assert training[4]["lr"] > training[3]["lr"]  # step 15 of 20, after step 12 of 12
+    with pytest.raises(Interrupted):
+        resume(tmp_path / "copy", settings=["steps=20"], listeners=[StopAt(15)])
+    with pytest.raises(TrainingError, match="resume the run to its end first, then train longer with steps=30"):
+        resume(tmp_path / "copy", settings=["steps=30"])
+    again = resume(tmp_path / "copy")
+    assert same_model(again.folder, longer.folder)
+    assert lines(again.folder) == lines(longer.folder)
+
+
+def test_the_best_weights_so_far_count_when_a_run_is_trained_longer(tmp_path):
+    whole(tmp_path, "final=best", "val_fraction=0.3")
+    longer = resume(tmp_path / "whole", settings=["steps=20"])
+    best = max(longer.metrics("val"), key=lambda line: line["top1"])
+    assert longer.evaluation["top1"] == best["top1"]
+
+
+def test_a_run_that_explodes_stops_and_keeps_its_best_weights(tmp_path):
+    settings = [*TINY, "steps=60", "schedule=constant", "eval_every=0.05", "optimizer=sgd", "log_every=1"]
+    with pytest.raises(TrainingError, match=r"training diverged: the loss was .*; try a lower lr") as error:
+        train("digits", out=tmp_path / "run", settings=[*settings, "lr=1000", "warmup=50"])
+    run = Run.open(tmp_path / "run")
+    assert f"saved the weights of step {run.evaluation['step']}, the best so far, in {run.folder}" in str(error.value)
+    assert run.finished
+    assert run.diverged.startswith("training diverged")
+    before = {line["step"]: line["top1"] for line in run.metrics("val")[:-1]}  # the last evaluation may have stopped it
+    assert run.evaluation["top1"] == before[run.evaluation["step"]]
+    assert run.model().eval()
+    with pytest.raises(TrainingError, match=r"this run diverged \(training diverged.*start a new run from it"):
+        resume(run.folder, settings=["steps=90"])
+
+
+def test_a_run_that_explodes_before_its_first_evaluation_saves_nothing(tmp_path):
+    with pytest.raises(TrainingError, match="no weights were saved"):
+        train("digits", out=tmp_path / "run", settings=[*TINY, "lr=1000", "optimizer=sgd", "eval_every=0"])
+    assert not (tmp_path / "run" / "model").exists()
 
 
 def test_a_run_does_not_go_on_with_other_data(tmp_path):

@@ -16,7 +16,7 @@ from vitruvian.evaluation.metrics import Tally
 from vitruvian.training.journal import EVENTS_FOLDER, TensorBoard
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.run_folder import create_run
-from vitruvian.training.run_report import Outcome, write_report
+from vitruvian.training.run_report import curves, write_report
 from vitruvian.weights.description import Description
 
 MODEL = Description(config=resolve("ViT-Ti/16"), meta=ModelMeta()).to_json()
@@ -74,7 +74,7 @@ def test_a_report_has_every_part_and_nothing_that_is_interpreted(run):
     lines(run.folder, 3, split="val", loss=0.75, top1=50.0)
     (run.folder / "unreadable.json").write_text(json.dumps({"<b>.jpg": "cut <short>"}))
     squares = Squares([0, 1, 1, 1])
-    path = write_report(run, Outcome(train=squares, held_out=squares, measures=measures()))
+    path = write_report(run, squares, held_out=squares, measures=measures())
     assert path == run.folder / "report.html"
     page = path.read_text(encoding="utf-8")
     for part in ("Curves", "Confusion matrix", "Most confident mistakes", "Classes", "Data", "Settings", "Environment"):
@@ -107,7 +107,7 @@ def test_a_report_has_every_part_and_nothing_that_is_interpreted(run):
 def test_a_title_names_the_model_that_it_is(tmp_path, config, weights, title):
     facts = {"data": "pets", "model": Description(config=config, meta=ModelMeta()).to_json()}
     made = create_run(tmp_path / "run", Recipe(epochs=3, weights=weights, eval_every=0), facts)
-    page = write_report(made, Outcome(train=Squares([0, 1, 1, 1]))).read_text()
+    page = write_report(made, Squares([0, 1, 1, 1])).read_text()
     assert f"<h1>{title} pets</h1>" in page
     assert "ViT-S/16" not in page
     assert "1000000000" not in page
@@ -115,7 +115,7 @@ def test_a_title_names_the_model_that_it_is(tmp_path, config, weights, title):
 
 def test_mistakes_are_shown_worst_first_with_label_prediction_and_probability(run):
     squares = Squares([0, 1, 1, 1])
-    page = write_report(run, Outcome(train=squares, held_out=squares, measures=measures())).read_text()
+    page = write_report(run, squares, held_out=squares, measures=measures()).read_text()
     first, second = page.split("<figure>")[1:]
     assert "data:image/png;base64" in first
     assert "<b>cat</b> 98.2&nbsp;%<br>labeled <b>&lt;dog&gt;</b>" in first
@@ -125,7 +125,7 @@ def test_mistakes_are_shown_worst_first_with_label_prediction_and_probability(ru
 
 def test_a_run_without_lines_or_held_out_images_still_has_a_report(tmp_path):
     run = create_run(tmp_path / "run", Recipe(epochs=1), {"model": MODEL})
-    page = write_report(run, Outcome(train=Squares([0, 1] * 30), stopped="the <disk> is full")).read_text()
+    page = write_report(run, Squares([0, 1] * 30), stopped="the <disk> is full").read_text()
     assert "no steps recorded" in page
     assert "the accuracy is unknown" in page
     assert "The run stopped early: the &lt;disk&gt; is full" in page
@@ -134,12 +134,12 @@ def test_a_run_without_lines_or_held_out_images_still_has_a_report(tmp_path):
 
 
 def test_an_unbalanced_training_set_is_named(run):
-    page = write_report(run, Outcome(train=Squares([0] * 400 + [1] * 20))).read_text()
+    page = write_report(run, Squares([0] * 400 + [1] * 20)).read_text()
     assert "train is unbalanced: cat has 20 times the images of &lt;dog&gt;" in page
 
 
 def test_a_report_for_which_the_disk_is_too_small_leaves_the_old_one(run, monkeypatch):
-    path = write_report(run, Outcome(train=Squares([0, 1])))
+    path = write_report(run, Squares([0, 1]))
     before = path.read_text()
 
     def full(staged, target):
@@ -147,7 +147,7 @@ def test_a_report_for_which_the_disk_is_too_small_leaves_the_old_one(run, monkey
 
     monkeypatch.setattr("vitruvian.files._install", full)
     with pytest.raises(FileError, match=r"report\.html: cannot be written: No space left on device"):
-        write_report(run, Outcome(train=Squares([0, 1, 1])))
+        write_report(run, Squares([0, 1, 1]))
     assert path.read_text() == before
     assert not list(run.folder.glob(".report*"))
 
@@ -195,7 +195,7 @@ def test_without_tensorboard_one_line_names_the_command_and_the_run_goes_on(tmp_
     board.finished()
     board.started(folder=tmp_path / "next", steps=2, done=0)
     (line,) = said
-    assert "pip install 'vitruvian[train]'" in line
+    assert "pip install '.[train]'" in line
     assert not list(tmp_path.iterdir())
 
 
@@ -203,3 +203,12 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / EVENTS_FOLDER).write_text("a file")
     with pytest.raises(TrainingError, match=f"{EVENTS_FOLDER}: cannot be written: "):
         TensorBoard(print).started(folder=tmp_path, steps=1, done=0)
+
+
+def test_training_and_validation_have_one_color_each_whatever_is_recorded_first():
+    validated = {"split": "val", "step": 0, "loss": 2.0, "top1": 10.0}
+    trained = {"split": "train", "step": 1, "loss": 2.0, "lr": 0.1}
+    for recorded in ([validated, trained], [trained, validated], [validated]):
+        for chart in curves(recorded):
+            colors = {drawn.line.name: drawn.color for drawn in chart.drawing().lines}
+            assert colors.items() <= {"train": 0, "validation": 1}.items()

@@ -291,7 +291,7 @@ def test_a_few_images_make_smaller_batches_and_unreadable_ones_are_listed(tmp_pa
     (folder / "cat" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     run = on_folder(tmp_path, folder, "val_fraction=0.2", "steps=4")
     assert run.recipe.batch_size == run.facts["training_images"] < 32
-    assert f"batch_size is {run.recipe.batch_size}, not 32: there are no more images" in run.facts["notes"][-1]
+    assert f"batch_size is {run.recipe.batch_size}, not 32: there are no more images" in run.facts["notes"]
     assert [key.rpartition("/")[2] for key in run.unreadable] == ["broken.png"]
     assert json.loads((run.folder / "run.json").read_text())["classes"] == ["cat", "dog"]
 
@@ -353,11 +353,31 @@ def test_a_run_behind_this_one_that_held_out_other_images_is_told(tmp_path, caps
 
     assert again("same") == []
     capsys.readouterr()
-    (note,) = again("other", "seed=1")
-    assert f"{first.folder} held out other images (seed=0, val_fraction=0.25; here seed=1, val_fraction=0.25)" in note
+    assert again("seed", "seed=7") == []  # the split has a seed of its own
+    (note,) = again("other", "split_seed=1")
+    held_out = "(split_seed=0, val_fraction=0.25; here split_seed=1, val_fraction=0.25)"
+    assert f"{first.folder} held out other images {held_out}" in note
     assert "their accuracy will be too high" in note
     assert note in capsys.readouterr().err
     assert "val_fraction=0.5" in str(again("more", "val_fraction=0.5"))
+
+
+def test_a_run_from_a_run_holds_out_the_same_images_and_repeats_no_augmentation(tmp_path, capsys):
+    data = folder_of(tmp_path / "images", cat=8, dog=8)
+    small = ["steps=1", "batch_size=2", "workers=0", "image_size=32"]
+    held_out = ["architecture.depth=1", "val_fraction=0.5", "split_seed=3"]
+    first = train(data, model="ViT-Ti/16", out=tmp_path / "first", settings=[*small, *held_out])
+    second = train(data, weights=first.folder, out=tmp_path / "second", settings=small)
+    third = train(data, weights=second.folder, out=tmp_path / "third", settings=[*small, "seed=1"])
+    assert [(r.recipe.split_seed, r.recipe.val_fraction, r.recipe.seed) for r in (first, second, third)] == [
+        (3, 0.5, 0),
+        (3, 0.5, 1),
+        (3, 0.5, 1),
+    ]
+    held_out = [split_data(data, run.recipe).validation for run in (first, second)]
+    assert [held_out[0].key(i) for i in range(8)] == [held_out[1].key(i) for i in range(8)]
+    err = capsys.readouterr().err
+    assert f"split_seed=3, val_fraction=0.5, seed=1, because {first.folder} was trained on the same data" in err
 
 
 def test_an_existing_folder_is_refused_before_the_head_is_fitted(tmp_path, monkeypatch):

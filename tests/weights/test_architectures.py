@@ -21,7 +21,8 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def scanned(*words: str, script: str = "architectures.py") -> list[str]:
     """In a process of its own: timm imports torchvision, in whose place the scan puts an empty module."""
     command = [sys.executable, str(BENCHMARKS / script), *words]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -82,7 +82,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         monkeypatch.setattr(hub, "RETRY_SECONDS", (0.0, 0.0))
         yield server
         server.shutdown()
-        thread.join()
+        thread.join(60)
 
 
 @pytest.fixture
@@ -280,7 +280,7 @@ def test_two_at_a_time_download_once(server, path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(60)
     assert len(server.ranges) == 1
     assert path.read_bytes() == server.content
 

@@ -15,6 +15,7 @@ import torch
 from checkpoints import path_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from vitruvian.errors import CheckpointError
 from vitruvian.weights.load import load
@@ -153,3 +154,43 @@ def test_any_description_of_native_weights(tmp_path, data):
     inside.update(data.draw(st.dictionaries(st.sampled_from(list(inside)), JSON, max_size=2)))
     (folder / "config.json").write_text(json.dumps(config))
     tried(folder)
+
+
+SIX_GIGABYTES = b"\x8a\x05" + (6 * 10**9).to_bytes(5, "little")
+PICKLES = {
+    "bytearray": b"\x80\x02cbuiltins\nbytearray\n" + SIX_GIGABYTES + b"\x85R.",
+    "a bytearray in a dictionary": b"\x80\x02}K\x01c__builtin__\nbytearray\n" + SIX_GIGABYTES + b"\x85Rs.",
+    "a key of nested tuples": b"\x80\x02})" + b"\x85" * 2_000_000 + b"K\x01s.",
+    "a key of nested pairs": b"\x80\x02})" + b"K\x01\x86" * 1_000_000 + b"K\x01s.",
+    "a memo": b"\x80\x02Nr\xff\xff\xff\x7f.",
+}
+
+
+@pytest.mark.parametrize("archived", [True, False])
+@pytest.mark.parametrize("name", PICKLES)
+def test_a_pickle_that_would_fill_memory_or_stack_is_not_loaded(tmp_path, name, archived):
+    if archived:
+        with zipfile.ZipFile(tmp_path / "w.pth", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("archive/data.pkl", PICKLES[name])
+    else:
+        (tmp_path / "w.pth").write_bytes(PICKLES[name])
+    with pytest.raises(CheckpointError, match=r"w.pth: (the pickle would fill the memory|tuples are nested more than)"):
+        load(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize("name", ["blocks.%s.norm1.weight" % ("9" * 5000), "\x1b[31mred\x07", "n" * 10_000, "a\0b"])
+def test_any_name_of_a_tensor_is_one_short_printable_line(tmp_path, name):
+    tensors = load_file(path_of("timm_vit")) | {name: torch.zeros(2)}
+    save_file(tensors, tmp_path / "w.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path / "w.safetensors")
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1200
+
+
+@pytest.mark.parametrize("trial", [{"top1": "x"}, {}, {"top1": int("9" * 400)}, {"top1": [1]}])
+def test_a_damaged_record_of_a_sweep_is_one_line(tmp_path, trial):
+    trials = [{"kind": "test", "state": "done", "folder": "a", **trial}]
+    (tmp_path / "sweep.json").write_text(json.dumps({"trials": trials}))
+    with pytest.raises(CheckpointError, match=r"sweep.json: (damaged or not supported|not valid JSON: a number has)"):
+        load(tmp_path)

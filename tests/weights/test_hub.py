@@ -88,7 +88,7 @@ def run(server: ThreadingHTTPServer) -> Iterator[ThreadingHTTPServer]:
         thread.start()
         yield server
         server.shutdown()
-        thread.join()
+        thread.join(60)
 
 
 @pytest.fixture
@@ -369,5 +369,5 @@ def test_shards_are_chosen_with_their_index():
 
 def test_without_the_extra_the_error_names_the_pip_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(MissingExtraError, match=re.escape("pip install 'vitruvian[hub]'")):
+    with pytest.raises(MissingExtraError, match=re.escape("pip install '.[hub]'")):
         resolve_source(NAME, cache=tmp_path, offline=True)

@@ -11,10 +11,10 @@ import torch
 from checkpoints import TOLERANCE, largest_difference, path_of
 from safetensors.torch import load_file, save_file
 
+from vitruvian import create_model
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitruvian.data.preprocess import preprocess_image
 from vitruvian.errors import CheckpointError, ConfigError
-from vitruvian.model.build import create_model
 from vitruvian.weights.families.huggingface import read_preprocessor, write_preprocessor
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save

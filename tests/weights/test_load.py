@@ -7,14 +7,13 @@ import torch
 from checkpoints import TOLERANCE, expected, largest_difference, path_of
 from safetensors.torch import load_file, save_file
 
+from vitruvian import create_model
 from vitruvian.catalog import imagenet_labels
 from vitruvian.config import ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, VitruvianError
-from vitruvian.model.build import build, create_model
+from vitruvian.model.build import build
 from vitruvian.weights import hub
 from vitruvian.weights.convert import convert
-from vitruvian.weights.families.google import Google
-from vitruvian.weights.families.huggingface_vit import HuggingFaceViT
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 
@@ -320,10 +319,14 @@ class TestStateDict:
 
 
 class TestLabels:
-    def test_a_published_head_of_1000_classes_has_imagenets_names(self):
+    CONFIG = ViTConfig(image_size=16, patch_size=16, num_classes=1000, depth=1, width=192, mlp_dim=8, num_heads=3)
+
+    @pytest.mark.parametrize(("num_classes", "first"), [(1000, "tench"), (1001, None)])
+    def test_a_published_head_of_1000_classes_has_imagenets_names(self, tmp_path, num_classes, first):
         assert load(path_of("timm_vit"), num_heads=4).meta.labels is None
-        assert Google().default_labels(1000)[0] == "tench"
-        assert Google().default_labels(21843) is None
+        save(build(self.CONFIG.replace(num_classes=num_classes)), tmp_path / "w.npz", "google")
+        labels = load(tmp_path / "w.npz", family="google").meta.labels
+        assert (labels and labels[0]) == first
 
     def test_they_are_the_models_labels(self, tmp_path):
         head = {"head__weight": torch.zeros(1000, 32), "head__bias": torch.zeros(1000)}
@@ -331,5 +334,6 @@ class TestLabels:
         assert load(path, num_heads=4).meta.labels == imagenet_labels()
         assert load(path, num_heads=4, head="new").meta.labels is None
 
-    def test_a_huggingface_folder_without_names_has_none(self):
-        assert HuggingFaceViT().default_labels(1000) is None
+    def test_a_huggingface_folder_without_names_has_none(self, tmp_path):
+        save(build(self.CONFIG), tmp_path / "folder", "huggingface")
+        assert load(tmp_path / "folder", family="huggingface").meta.labels is None

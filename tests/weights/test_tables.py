@@ -58,9 +58,9 @@ def test_holes_are_filled_with_block_and_unit_numbers():
         unit=r"s(\d+)/u(\d+)",
         first_unit=1,
     )
-    reading = table.read({"b11": torch.ones(1), "s2/u03": torch.ones(1), "other": torch.ones(1)})
-    assert sorted(reading.native) == ["blocks.11.w", "stages.1.2.w"]
-    assert reading.unused == ["other"]
+    native, unused = table.read({"b11": torch.ones(1), "s2/u03": torch.ones(1), "other": torch.ones(1)})
+    assert sorted(native) == ["blocks.11.w", "stages.1.2.w"]
+    assert unused == ["other"]
 
 
 def test_parts_that_do_not_fit_together_are_named():

@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.bulk.result import NOT_VECTORS, BulkResult, open_result
+from vitruvian.bulk.job import JobImages
+from vitruvian.bulk.result import open_result
+from vitruvian.bulk.storage import BulkResult
 from vitruvian.cache import cache_folder, file_lock
 from vitruvian.data.decode import ImageInput, decode
 from vitruvian.data.doctor.doctor_report import thumbnail_of
 from vitruvian.data.formats import open_images
-from vitruvian.errors import CheckpointError, ConfigError, DataError, FileError, argument, require
+from vitruvian.errors import CheckpointError, ConfigError, DataError, FileError, argument, install_hint, require
 from vitruvian.evaluation.features import model_key
 from vitruvian.files import atomic_path, file_stamp, read_json, write_json, write_text
 from vitruvian.inference import Encoder
-from vitruvian.progress import print_status
+from vitruvian.progress import Track, no_tracking, print_status
 from vitruvian.report.html import render, thumbnail
 from vitruvian.settings import check_range
 from vitruvian.text import printable
 
 # n vectors, D features, Q queries
 
-EXACT = 100_000
-"""Maximum number of vectors to compare exhaustively; for more, an index finds candidates."""
-CANDIDATES = 256
-"""Number of candidates per query from the index; more candidates increase recall and time."""
-LINKS = 16
-"""Links per vector of the index."""
-NAMES = ("index", "key", "label", "split")
-"""Columns of a neighbor."""
-PARTS_KEPT = 1024
-"""Number of parts whose names are cached, about 0.1 MB each."""
+EXACT = 100_000  # maximum number of vectors to compare exhaustively; for more, an index finds candidates
+CANDIDATES = 256  # number of candidates per query from the index; more candidates increase recall and time
+LINKS = 16  # links per vector of the index
+NAMES = ("index", "key", "label", "split")  # columns of a neighbor
+PARTS_KEPT = 1024  # number of parts whose names are cached, about 0.1 MB each
 
 Vectors = NDArray[np.float32]
-Tracked = Callable[[Iterable[Any], int], Iterable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,84 +49,78 @@ class Neighbor:
     similarity: float
     label: str | None
     split: str
-    index: int
-    """Its index in the data."""
+    index: int  # its index in the data
 
 
 class VectorSearch:
     """Nearest-neighbor search in the vectors of a result."""
 
-    def __init__(self, where: str | Path, *, exact: bool | None = None, track: Tracked | None = None) -> None:
+    def __init__(self, where: str | Path, *, exact: bool | None = None, track: Track = no_tracking) -> None:
         """Open the result in a folder or behind a URL; `exact` compares all vectors, however many there are."""
-        self.result = open_result(where)
-        if self.result.job["task"] != "embed":
-            raise DataError(NOT_VECTORS, where=where)
+        self.result = open_result(where, vectors=True)
         self.width: int = self.result.job["width"]
-        self.exact = self.result.images <= EXACT if exact is None else exact
-        if not self.exact and not has_usearch():
-            print_status(
-                f"{self.result.images:,} vectors without an index, which is slow: pip install 'vitruvian[search]'"
-            )
+        count = self.result.images
+        self.exact = count <= EXACT if exact is None else exact
+        if not self.exact and find_spec("usearch") is None:
+            print_status(f"{count:,} vectors without an index, which is slow: {install_hint('search')}")
             self.exact = True
-        tables = self.result.tables() if track is None else track(self.result.tables(), self.result.parts)
+        tables = track(self.result.tables(), self.result.parts)
         self._index = None if self.exact else open_index(self.result, self.width, tables)
         self._all = list(blocks(tables)) if self.exact else []
         self._names = lru_cache(PARTS_KEPT)(lambda part: self.result.table(part, only=NAMES))
         if not (self._all if self._index is None else len(self._index)):
-            raise DataError(f"{where}: none of the {self.result.images:,} images has a vector")
+            raise DataError(f"none of the {count:,} images has a vector", where=where)
 
     def nearest(self, queries: Vectors, top: int = 20) -> list[list[Neighbor]]:
-        """The `top` nearest images of each query (Q, D), most similar first."""
+        """The `top` nearest images of each query (Q, D), most similar first, ties in the order of the data."""
         check_range("top", top, 1, 10_000)
         if queries.ndim != 2 or queries.shape[1] != self.width:
             raise ConfigError(f"queries of shape {queries.shape}, expected (Q, {self.width})")
-        matches = self._search(normalize(queries), top)
-        rows = self._rows(sorted({index for nearest in matches for index, _ in nearest}))
-        return [[Neighbor(similarity=score, **rows[index]) for index, score in nearest] for nearest in matches]
-
-    def _search(self, queries: Vectors, top: int) -> list[list[tuple[int, float]]]:
-        """Indices and similarities of the nearest images of each query, ties in the order of the data."""
+        queries = normalize(queries)
+        matches: list[list[tuple[int, float]]] = [[] for _ in queries]
         if self._index is not None:
             candidates = [self._index.search(query, top) for query in queries]
-            return [best(match.keys, 1.0 - match.distances, top) for match in candidates]
-        near: list[list[tuple[int, float]]] = [[] for _ in queries]
+            matches = [best(match.keys, 1.0 - match.distances, top) for match in candidates]
         for indices, block in self._all:
             for query, scores in enumerate(queries @ block.T):
-                near[query] += best(indices, scores, top)
-        return [sorted(matches, key=lambda pair: (-pair[1], pair[0]))[:top] for matches in near]
-
-    def _rows(self, indices: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """The columns of these images."""
+                matches[query] += best(indices, scores, top)
+        matches = [sorted(near, key=lambda pair: (-pair[1], pair[0]))[:top] for near in matches]
         rows: dict[int, dict[str, Any]] = {}
-        for part in sorted({index // self.result.piece for index in indices}):
-            table = self._names(part)
-            first = part * self.result.piece
-            here = [index - first for index in indices if index // self.result.piece == part]
-            rows |= {row["index"]: row for row in table.take(here).to_pylist()}
-        return rows
+        wanted = sorted({index for near in matches for index, _ in near})
+        for part, group in groupby(wanted, lambda index: index // int(self.result.job["piece"])):
+            here = [index - self.result.rows_of(part).start for index in group]
+            rows |= {row["index"]: row for row in self._names(part).take(here).to_pylist()}
+        return [[Neighbor(similarity=score, **rows[index]) for index, score in near] for near in matches]
 
     def queries(
         self, images: Sequence[ImageInput], texts: Sequence[str] = (), model: Encoder | str | Path | None = None
     ) -> Vectors:
-        """Query vectors (Q, D) of images, then of texts, by the model that made the vectors."""
+        """Query vectors (Q, D) of images, then of texts, by the model that made the vectors.
+
+        Without `model`, it is loaded by its name. Raises DataError if it is another one.
+        """
         if not images and not texts:
             raise ConfigError(f"no query: give an image or {argument('text')}")
-        encoder = self.encoder(model)
+        where, job = self.result.folder, self.result.job
+        name = job["model"] if model is None else model
+        encoder = name if isinstance(name, Encoder) else Encoder(name)
+        if job.get("model_key") != model_key(encoder):
+            made_by = f"the vectors of {where} ({job['model']}), or with another preprocessing or version of torch"
+            raise DataError(f"not the model that made {made_by}", where=encoder.name)
         queries = [encoder.embed(images).numpy()] if images else []
         if texts:
-            queries.append(text_vectors(texts, encoder, self.result.folder))
-        return np.concatenate(queries)
+            from vitruvian.weights.zero_shot import embed_texts  # most searches are by image
 
-    def encoder(self, model: Encoder | str | Path | None = None) -> Encoder:
-        """The model that made the vectors, loaded by its name or given. Raises DataError if it is another one."""
-        name = self.result.job["model"] if model is None else model
-        encoder = name if isinstance(name, Encoder) else Encoder(name)
-        if self.result.job.get("model_key") != model_key(encoder):
-            raise DataError(
-                f"{encoder.name}: not the model that made the vectors of {self.result.folder} "
-                f"({self.result.job['model']}), or with another preprocessing or version of torch"
-            )
-        return encoder
+            if not all(text.strip() for text in texts):
+                raise ConfigError(f"{argument('text')} is empty; expected words such as 'a red car'")
+            try:
+                queries.append(embed_texts(encoder.torch_model, texts).numpy())
+            except CheckpointError as error:
+                raise DataError(f"cannot be searched by text: {error}", where=where) from error
+            if queries[-1].shape[1] != self.width:
+                sizes = f"images have {self.width} features, texts {queries[-1].shape[1]}"
+                raise DataError(f"cannot be searched by text: {sizes}", where=where)
+        return np.concatenate(queries)
 
 
 def similar(
@@ -159,25 +152,6 @@ def similar(
     return search.nearest(search.queries(list(images), texts, model), top)
 
 
-def text_vectors(texts: Sequence[str], encoder: Encoder, where: object) -> Vectors:
-    """Vectors (Q, D) of the text tower of the model that made the vectors in `where`."""
-    from vitruvian.weights.zero_shot import embed_texts  # most searches are by image
-
-    if not all(text.strip() for text in texts):
-        raise ConfigError(f"{argument('text')} is empty; expected words such as 'a red car'")
-    try:
-        vectors = embed_texts(encoder.torch_model, texts).numpy()
-    except CheckpointError as error:
-        raise DataError(f"cannot be searched by text: {error}", where=where) from error
-    if vectors.shape[1] != encoder.torch_model.config.feature_width:
-        raise DataError(
-            f"cannot be searched by text: images have {encoder.torch_model.config.feature_width} features, texts "
-            f"{vectors.shape[1]}",
-            where=where,
-        )
-    return np.asarray(vectors)
-
-
 def best(indices: NDArray[Any], scores: NDArray[Any], top: int) -> list[tuple[int, float]]:
     """The `top` greatest scores with their indices, ties in the order of the indices."""
     if len(scores) > top:
@@ -203,20 +177,6 @@ def blocks(tables: Iterable[Any]) -> Iterator[tuple[NDArray[np.int64], Vectors]]
             yield table["index"].to_numpy(), normalize(flat.reshape(table.num_rows, -1))
 
 
-def has_usearch() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("usearch") is not None
-
-
-def is_index(path: Path, made_of: Path, stamps: list[list[Any]]) -> bool:
-    """Whether the file is the unchanged index of these parts."""
-    try:
-        return read_json(made_of) == {"index": file_stamp(path), "parts": stamps}
-    except (OSError, FileError):
-        return False
-
-
 def open_index(result: BulkResult, width: int, tables: Iterable[Any]) -> Any:
     """The index of a result from the cache folder; it is made on first use, and again if a file has changed."""
     usearch = require("usearch.index", "search")
@@ -227,7 +187,10 @@ def open_index(result: BulkResult, width: int, tables: Iterable[Any]) -> Any:
     )
     with file_lock(path.with_suffix(".lock")):
         stamps = result.folder.stamps("part-")
-        if not is_index(path, made_of, stamps):
+        is_current = False
+        with suppress(OSError, FileError):
+            is_current = read_json(made_of) == {"index": file_stamp(path), "parts": stamps}
+        if not is_current:
             for indices, vectors in blocks(tables):
                 index.add(indices, vectors)
             made_of.unlink(missing_ok=True)
@@ -248,29 +211,19 @@ def write_neighbors(
         DataError: The data is not what the vectors were computed from.
     """
     name = result.job["data"]
-    sources = open_images(name, split=result.job["split"])
-    if sum(map(len, sources.values())) < result.images:
-        raise DataError(f"{name}: no longer has the {result.images:,} images that the vectors were computed from")
-
-    def neighbor_context(neighbor: Neighbor) -> dict[str, Any]:
-        index = neighbor.index
-        for source in sources.values():
-            if index < len(source):
-                break
-            index -= len(source)
-        if printable(source.key(index)) != neighbor.key:
-            raise DataError(f"{name}: {neighbor.key} has moved since the vectors were computed")
-        image, label = thumbnail_of(source, index), neighbor.label or ""
-        return {"image": image, "similarity": neighbor.similarity, "label": label, "key": neighbor.key}
-
-    queries = [(image, thumbnail(decode(image), image)) for image in images] + [(f"“{text}”", None) for text in texts]
-    page = render(
-        "similar.html",
-        title="Similar images",
-        subtitle=f"{result.images:,} images of {name}, by {result.job['model']}",
-        queries=[
-            {"name": query, "image": image, "neighbors": [neighbor_context(neighbor) for neighbor in neighbors]}
-            for (query, image), neighbors in zip(queries, results)
-        ],
-    )
-    return write_text(out, page)
+    images_of_job = JobImages(open_images(name, split=result.job["split"]))
+    if len(images_of_job) < result.images:
+        raise DataError(f"no longer has the {result.images:,} images that the vectors were computed from", where=name)
+    queries = []
+    pictures = [(image, thumbnail(decode(image), image)) for image in images] + [(f"“{text}”", None) for text in texts]
+    for (query, image), neighbors in zip(pictures, results):
+        shown = []
+        for near in neighbors:
+            _, source, index = images_of_job.locate(near.index)
+            if printable(source.key(index)) != near.key:
+                raise DataError(f"{near.key} has moved since the vectors were computed", where=name)
+            facts = {"similarity": near.similarity, "label": near.label or "", "key": near.key}
+            shown.append({"image": thumbnail_of(source, index), **facts})
+        queries.append({"name": query, "image": image, "neighbors": shown})
+    subtitle = f"{result.images:,} images of {name}, by {result.job['model']}"
+    return write_text(out, render("similar.html", title="Similar images", subtitle=subtitle, queries=queries))

@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vitruvian.data.remote import file_system, retry
-from vitruvian.errors import DataError, FileError, ImageError, require
-from vitruvian.files import file_stamp, read_bytes, write_bytes
-from vitruvian.inference import NOT_FINITE
+from vitruvian.errors import DataError, FileError, require
+from vitruvian.files import file_stamp, parse_object, read_bytes, short_hash, write_bytes
 from vitruvian.text import describe_error
 
 WRITING: dict[str, Any] = {
@@ -23,11 +24,12 @@ WRITING: dict[str, Any] = {
     "write_page_checksum": True,
     "use_dictionary": ["split", "label", "error"],  # keys and vectors hardly repeat
 }
-IDENTITY = b"vitruvian"
-"""Metadata key of the identity of the job."""
-DIGEST = b"vitruvian_digest"
-"""Metadata key of the digest of the rows, by which an edited part is recognized."""
+IDENTITY = b"vitruvian"  # metadata key of the identity of the job
+DIGEST = b"vitruvian_digest"  # metadata key of the digest of the rows, by which an edited part is recognized
 MAX_PART_BYTES = 2**31
+JOB_FILE = "job.json"
+NAMES = ("model", "data")  # fields of job.json for people only: the same files may have another path on another machine
+SHOWN = 5
 
 
 class OutputFolder:
@@ -50,7 +52,7 @@ class OutputFolder:
         return self.where
 
     def names(self) -> list[str]:
-        """The names of files that are not hidden, sorted; none if the folder does not exist."""
+        """Sorted names of the files that are not hidden; empty if the folder does not exist."""
         if self._system is None:
             names = [path.name for path in self._folder.iterdir()] if self._folder.is_dir() else []
         else:
@@ -79,6 +81,13 @@ class OutputFolder:
             return read_bytes(self._folder / name, raises=DataError, most=MAX_PART_BYTES)
         return retry(f"{self.where}/{name}", lambda: bytes(self._system.cat_file(f"{self._root}/{name}")))
 
+    def read_description(self) -> dict[str, Any]:
+        """The content of `job.json`."""
+        try:
+            return parse_object(self.read(JOB_FILE), f"{self}/{JOB_FILE}", raises=DataError)
+        except DataError as error:
+            raise error.replace(hint="remove it and run the job again, which keeps the parts") from error
+
     def write(self, name: str, content: bytes) -> None:
         """Write a file atomically; object stores show an object only once it is complete."""
         if self._system is None:
@@ -96,37 +105,7 @@ class RowDetails(NamedTuple):
     label: str | None
 
 
-@dataclass
-class Rows:
-    """The rows of one part."""
-
-    first: int
-    """Index of the first image."""
-    details: list[RowDetails] = field(default_factory=list)
-    results: list[Any] = field(default_factory=list)
-    """A vector or the predictions of each image; None if there is an error."""
-    errors: list[str | None] = field(default_factory=list)
-
-    def add(self, images: Sequence[tuple[RowDetails, ImageError | None]], results: Iterator[Any]) -> None:
-        """Add the images of a batch and the results of those that could be read, None if not finite."""
-        for details, error in images:
-            result = next(results) if error is None else None
-            self.details.append(details)
-            self.results.append(result)
-            self.errors.append(error.reason if error is not None else NOT_FINITE if result is None else None)
-
-    def table(self, columns: Any, identity: str) -> Any:
-        """A pyarrow table with these columns."""
-        pa = require("pyarrow", "parquet")
-        indices = np.arange(self.first, self.first + len(self.details), dtype=np.int64)
-        keys, splits, labels = zip(*self.details)
-        values: list[Any] = [indices, keys, splits, labels, self.results, self.errors]
-        arrays = [
-            vectors_array(column, kind) if pa.types.is_fixed_size_list(kind) else pa.array(column, kind)
-            for column, kind in zip(values, columns.types)
-        ]
-        table = pa.table(arrays, columns)
-        return table.replace_schema_metadata({IDENTITY: identity.encode(), DIGEST: digest_of(table)})
+Row = tuple[RowDetails, Any, str | None]  # an image, its vector or predictions (None if there is an error), the error
 
 
 def digest_of(table: Any) -> bytes:
@@ -153,66 +132,112 @@ def vectors_array(vectors: Sequence[Any], kind: Any) -> Any:
     return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), kind.list_size, mask=pa.array(missing))
 
 
-def columns_of(job: Mapping[str, Any]) -> Any:
-    """The schema of the parts of a job, from its `job.json`."""
-    pa = require("pyarrow", "parquet")
-    prediction = pa.struct([("label", pa.string()), ("index", pa.int32()), ("probability", pa.float32())])
-    result = ("predictions", pa.list_(prediction))
-    if job["task"] == "embed":
-        result = ("vector", pa.list_(pa.float16() if job["dtype"] == "float16" else pa.float32(), job["width"]))
-    texts = [(name, pa.string()) for name in ("key", "split", "label")]
-    return pa.schema([("index", pa.int64()), *texts, result, ("error", pa.string())])
-
-
-def part_name(part: int, count: int) -> str:
-    return f"part-{part:06d}-of-{count:06d}.parquet"
-
-
-def is_part(name: str, count: int) -> bool:
-    """Whether this is the name of one of `count` parts."""
-    digits = name.removeprefix("part-").partition("-")[0]
-    return digits.isdecimal() and len(digits) < 20 and int(digits) < count and name == part_name(int(digits), count)
-
-
-def encode_table(table: Any) -> bytes:
-    parquet = require("pyarrow.parquet", "parquet")
-    file = io.BytesIO()
-    parquet.write_table(table, file, **WRITING)
-    return file.getvalue()
-
-
 class DamagedPart(DataError):
     """The part is corrupt and has to be made again."""
 
 
-def read_part(
-    out: OutputFolder, name: str, identity: str, rows: range, columns: Any, *, only: Sequence[str] | None = None
-) -> Any:
-    """The table of a part. With `only`, these columns, `index` among them; others are not decoded and not checked.
+@dataclass(frozen=True)
+class BulkResult:
+    """The output folder of a bulk job: parts of consecutive rows, and the description of the job."""
 
-    Raises:
-        DamagedPart: The file is corrupt.
-        DataError: The file is not a part of this job, or was edited.
-    """
-    parquet, pa = require("pyarrow.parquet", "parquet"), require("pyarrow", "parquet")
-    fields = {"where": f"{out}/{name}", "hint": "remove it and run the job again"}
-    content = out.read(name)
-    try:
-        table = parquet.read_table(io.BytesIO(content), columns=only and list(only), page_checksum_verification=True)
-        table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DamagedPart(f"a damaged part ({describe_error(error)[:80]})", **fields) from error
-    metadata = table.schema.metadata or {}
-    if metadata.get(IDENTITY) != identity.encode():
-        raise DataError(
-            "written by another job, with another model, data or settings",
-            where=fields["where"],
-            hint="choose another folder",
-        )
-    if not table.schema.equals(columns if only is None else pa.schema([columns.field(column) for column in only])):
-        raise DataError("its columns do not match the job", **fields)
-    if not np.array_equal(table["index"].to_numpy(), np.arange(rows.start, rows.stop)):
-        raise DamagedPart(f"not the rows {rows.start} to {rows.stop - 1}", **fields)
-    if only is None and metadata.get(DIGEST) != digest_of(table):
-        raise DataError("edited since it was written", **fields)
-    return table.replace_schema_metadata({IDENTITY: identity.encode()})
+    folder: OutputFolder
+    job: dict[str, Any]  # the content of `job.json`
+
+    @cached_property
+    def identity(self) -> str:
+        """A hash of everything that the rows depend on."""
+        return short_hash([{name: value for name, value in sorted(self.job.items()) if name not in NAMES}])
+
+    @property
+    def images(self) -> int:
+        return int(self.job["images"])
+
+    @property
+    def parts(self) -> int:
+        return -(-self.images // int(self.job["piece"]))
+
+    def name_of(self, part: int) -> str:
+        return f"part-{part:06d}-of-{self.parts:06d}.parquet"
+
+    def rows_of(self, part: int) -> range:
+        piece = int(self.job["piece"])
+        return range(part * piece, min((part + 1) * piece, self.images))
+
+    @cached_property
+    def columns(self) -> Any:
+        """The schema of the parts."""
+        pa = require("pyarrow", "parquet")
+        prediction = pa.struct([("label", pa.string()), ("index", pa.int32()), ("probability", pa.float32())])
+        result = ("predictions", pa.list_(prediction))
+        if self.job["task"] == "embed":
+            kind = pa.float16() if self.job["dtype"] == "float16" else pa.float32()
+            result = ("vector", pa.list_(kind, self.job["width"]))
+        texts = [(name, pa.string()) for name in ("key", "split", "label")]
+        return pa.schema([("index", pa.int64()), *texts, result, ("error", pa.string())])
+
+    def write(self, part: int, rows: Sequence[Row]) -> None:
+        pa, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
+        details, results, errors = zip(*rows)
+        values: list[Any] = [np.array(self.rows_of(part)), *zip(*details), results, errors]
+        arrays = [
+            vectors_array(column, kind) if pa.types.is_fixed_size_list(kind) else pa.array(column, kind)
+            for column, kind in zip(values, self.columns.types)
+        ]
+        table, file = pa.table(arrays, self.columns), io.BytesIO()
+        metadata = {IDENTITY: self.identity.encode(), DIGEST: digest_of(table)}
+        parquet.write_table(table.replace_schema_metadata(metadata), file, **WRITING)
+        self.folder.write(self.name_of(part), file.getvalue())
+
+    def table(self, part: int, *, only: Sequence[str] | None = None) -> Any:
+        """A verified part. With `only`, these columns, `index` among them; others are not decoded and not checked.
+
+        Raises:
+            DamagedPart: The file is corrupt.
+            DataError: The file is not a part of this job, or was edited.
+        """
+        parquet, pa = require("pyarrow.parquet", "parquet"), require("pyarrow", "parquet")
+        name, rows, columns = self.name_of(part), self.rows_of(part), self.columns
+        where, again = f"{self.folder}/{name}", "remove it and run the job again"
+        file = io.BytesIO(self.folder.read(name))
+        try:
+            table = parquet.read_table(file, columns=only and list(only), page_checksum_verification=True)
+            table.validate(full=True)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DamagedPart(f"a damaged part ({describe_error(error)[:80]})", where=where, hint=again) from error
+        metadata = table.schema.metadata or {}
+        if metadata.get(IDENTITY) != self.identity.encode():
+            what = "written by another job, with another model, data or settings"
+            raise DataError(what, where=where, hint="choose another folder")
+        if not table.schema.equals(columns if only is None else pa.schema([columns.field(column) for column in only])):
+            raise DataError("its columns do not match the job", where=where, hint=again)
+        if not np.array_equal(table["index"].to_numpy(), np.arange(rows.start, rows.stop)):
+            raise DamagedPart(f"not the rows {rows.start} to {rows.stop - 1}", where=where, hint=again)
+        if only is None and metadata.get(DIGEST) != digest_of(table):
+            raise DataError("edited since it was written", where=where, hint=again)
+        return table.replace_schema_metadata({IDENTITY: self.identity.encode()})
+
+    def tables(self) -> Iterator[Any]:
+        """The verified parts, in order."""
+        self.check_names()
+        yield from map(self.table, range(self.parts))
+
+    def check_names(self) -> None:
+        """Raise DataError if a part is missing or does not belong to the job."""
+        existing = {name for name in self.folder.names() if name.startswith("part-")}
+        numbers = {name: name.removeprefix("part-").partition("-")[0] for name in existing}
+        numbered = {name: int(n) for name, n in numbers.items() if n.isdecimal() and len(n) < 20}
+        parts = {name for name, part in numbered.items() if part < self.parts and name == self.name_of(part)}
+        foreign = sorted(existing - parts)
+        if foreign and not parts:
+            reason = f"{JOB_FILE} describes {self.parts:,} parts, which do not include {foreign[0]}"
+            hint = "if it was edited, remove it and run the job again, which keeps the parts"
+            raise DataError(reason, where=self.folder, hint=hint)
+        count = self.parts - len(parts)
+        if count:
+            missing = (part for part in range(1, self.parts + 1) if self.name_of(part - 1) not in parts)
+            some = ", ".join(map(str, islice(missing, SHOWN))) + ", ..." * (count > SHOWN)
+            what = f"{count:,} of {self.parts:,} parts are missing (number {some})"
+            raise DataError(what, where=self.folder, hint="run the job again; it computes only these")
+        if foreign:
+            what = f"{foreign[0]} is not a part of this job of {self.parts:,} parts"
+            raise DataError(what, where=self.folder, hint="remove it")

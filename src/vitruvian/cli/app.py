@@ -11,29 +11,58 @@ import typer
 from typer.core import TyperGroup
 
 from vitruvian import __version__
-from vitruvian.cli.bulk import embed, merge, similar
-from vitruvian.cli.compress import bench, cascade, optimize, quantize, tome
-from vitruvian.cli.data import doctor, pack, tasks
+from vitruvian.cli.compress import bench, optimize
+from vitruvian.cli.data import datasets, doctor, pack
 from vitruvian.cli.demo import demo
 from vitruvian.cli.evaluate import evaluate, probe
 from vitruvian.cli.explain import explain
 from vitruvian.cli.models import convert, export, models
 from vitruvian.cli.options import Command
-from vitruvian.cli.predict import predict
+from vitruvian.cli.predict import embed, predict, similar
 from vitruvian.cli.serve import serve
-from vitruvian.cli.study import study
-from vitruvian.cli.train import finetune, train
+from vitruvian.cli.train import finetune, study, train
 from vitruvian.errors import Interrupted, VitruvianError
 from vitruvian.progress import print_status
+from vitruvian.text import PrintableStream
 
-GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Use a model": (predict, explain, similar, serve, demo),
-    "Train and measure": (train, finetune, evaluate, probe),
-    "Data": (doctor, pack, tasks, embed, merge),
-    "Models and weights": (models, convert, export),
-    "Speed": (bench, optimize, quantize, cascade, tome),
+STUDY = "Paper and demo"
+GROUPS: dict[str, dict[Callable[..., None], str]] = {
+    "Use a model": {
+        predict: "vit predict photos/ --model runs/photos-1 --out labels.csv",
+        explain: "vit explain cat.jpg --model runs/photos-1",
+        embed: "vit embed photos/ --model W.safetensors --out vectors/",
+        similar: "vit similar cat.jpg --in vectors/ --top 20",
+        serve: "vit serve --model runs/photos-1 --port 8000",
+    },
+    "Train and measure": {
+        train: "vit train photos/ --from W.safetensors --epochs 10",
+        finetune: "vit finetune photos/ --from W.safetensors --seeds 3",
+        evaluate: "vit evaluate photos/ --model runs/photos-1 --out report/",
+        probe: "vit probe photos/ --model W.safetensors",
+    },
+    "Data": {
+        datasets: "vit datasets pets",
+        doctor: "vit doctor photos/ --out doctor.html",
+        pack: "vit pack photos/ packed/ --side 256",
+    },
+    "Models and speed": {
+        models: "vit models B/16",
+        convert: "vit convert W.safetensors out/ --to huggingface",
+        export: "vit export runs/photos-1 model.onnx",
+        bench: "vit bench --model runs/photos-1",
+        optimize: "vit optimize runs/photos-1 fast/ --calibrate photos/ --max-loss 0.5",
+    },
+    STUDY: {demo: "vit demo"},
 }
-STUDY_GROUP = "Train and measure"
+"""The commands by group, each with an example for its help."""
+ELSEWHERE = {
+    "quantize": "vit optimize SRC DST --only int8",
+    "tome": "vit optimize SRC DST --only merge",
+    "cascade": "vit optimize SRC DST --only cascade",
+    "merge": "the option --merge FILE of vit embed and vit predict",
+    "tasks": "vit datasets",
+}
+"""Names that people try, and the command that does the job."""
 EXAMPLES = """\b
 Examples:
   vit demo                                       # a first look, offline
@@ -44,6 +73,12 @@ Examples:
 
 class GroupedCommands(TyperGroup):
     """Lists the commands in groups, without importing rich, which would double the time of `vit --help`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in ELSEWHERE:
+            print_status(f"error: no command {args[0]}; use {ELSEWHERE[args[0]]}")
+            raise typer.Exit(2)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in GROUPS}
@@ -67,9 +102,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for group, commands in GROUPS.items():
-    for command in commands:
-        app.command(cls=Command, rich_help_panel=group)(command)
-app.add_typer(study, name="study", rich_help_panel=STUDY_GROUP)
+    if group == STUDY:
+        app.add_typer(study, name="study", rich_help_panel=group, epilog="Example: vit study positions digits --plan")
+    for command, example in commands.items():
+        app.command(cls=Command, rich_help_panel=group, epilog=f"Example: {example}")(command)
 
 
 def print_version(wanted: bool) -> None:
@@ -92,7 +128,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # closed by the caller
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    streams = sys.stdout, sys.stderr
     try:
+        sys.stdout, sys.stderr = (stream and PrintableStream(stream) for stream in streams)
         app(prog_name="vit")
     except SystemExit as end:
         if "TORCHELASTIC_RUN_ID" in os.environ:  # under torchrun, exit without closing connections, which may hang
@@ -105,6 +143,8 @@ def main() -> None:
             raise
         print_status(error_line(error))
         sys.exit(error.exit_code if isinstance(error, VitruvianError) else 1)
+    finally:
+        sys.stdout, sys.stderr = streams
 
 
 def error_line(error: Exception) -> str:

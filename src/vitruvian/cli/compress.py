@@ -1,58 +1,64 @@
-"""`vit bench`, `vit quantize`, `vit optimize`, `vit cascade` and `vit tome`: measure speed, and make a model faster."""
+"""`vit bench` and `vit optimize`: measure speed, and make a model faster."""
 
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from vitruvian.cli.options import (
-    EngineChoice,
+    ADVANCED,
     ImageSize,
     ModelName,
     NumHeads,
-    ReportFolder,
     Source,
-    Split,
     TomeR,
-    json_option,
+    flag,
     note_replaced,
+    option,
+    parse_size,
+    parse_tome_r,
+    quick_imports,
     split_names,
-    tome_counts,
 )
-from vitruvian.cli.process import quick_imports
 from vitruvian.progress import print_status, track
 
-Destination = Annotated[Path, typer.Argument(metavar="DST", help="Folder of the new model.")]
-FittingImages = Annotated[
-    str, typer.Option("--calibrate", metavar="DATA", help="Images to fit on, such as a folder; labels are not used.")
-]
-MaxLoss = Annotated[
-    float, typer.Option(min=0.0, max=100.0, metavar="POINTS", help="Maximum loss of top-1 accuracy, in points.")
-]
-SpeedBatch = Annotated[
-    int, typer.Option("--batch-size", min=1, max=65_536, metavar="N", help="Batch size at which speed is measured.")
-]
-MeasuredJson = Annotated[bool, typer.Option("--json", help="Print the measurements as one JSON object.")]
+MeasuredEngine = StrEnum("MeasuredEngine", "torch onnxruntime openvino auto")  # typer has no lists of Literal
+ENGINE = typer.Option(help="Engine to measure; repeatable [default: all].")
+SEARCH, INT8, TOKENS = "The search", "int8 (--only int8)", "Fewer tokens (--only merge, --only cascade)"
+USED = {
+    "": {"max_loss", "images", "minutes", "batch_size"},
+    "int8": {"max_loss", "evaluate", "engine", "weight_bits", "report", "batch_size"},
+    "merge": {"tome_r", "split"},
+    "cascade": {"tome_r", "image_size", "max_loss", "split"},
+}
+"""Options of `vit optimize` that --only uses, besides those that it always uses; "" without --only."""
+NEEDED = {"int8": "evaluate", "merge": "tome_r"}
+MAX_LOSS = option("POINTS", "Maximum loss of top-1 accuracy, in points.", min=0.0, max=100.0)
+ONLY = typer.Option(help="Apply one technique instead of the search: int8, token merging or a cascade.")
+IMAGES = option("N", "Maximum number of images that measure the loss.", panel=SEARCH, min=32, max=100_000)
+MINUTES = option("N", "Time limit for trying candidates; the final measurement comes after.", panel=SEARCH, min=0.0)
+EVALUATE = option("DATA", "Other images for measuring the loss, with labels if there are any.", panel=INT8)
+INT8_ENGINE = typer.Option(help="Engine that will run the model and is timed.", rich_help_panel=INT8)
+WEIGHT_BITS = option("N", "7 is exact on every processor, 8 on those with VNNI.", panel=INT8, min=7, max=8)
+REPORT = option("FOLDER", "Write the results as JSON and report.html.", panel=INT8, file_okay=False)
+TOME_R = option("R", "Tokens to merge per layer, such as 8.", panel=TOKENS, parser=parse_tome_r)
+FIRST_SIZE = option("SIZE", "Input size of a cascade's first pass.", panel=TOKENS, parser=parse_size)
+SPEED_BATCH = option("N", "Batch size at which speed is measured.", "--batch-size", panel=ADVANCED, min=1, max=65_536)
 
 
 def bench(
     model: ModelName,
-    engine: Annotated[
-        list[EngineChoice] | None, typer.Option(help="Engine to measure; repeatable [default: all].")
-    ] = None,
-    batches: Annotated[str, typer.Option(metavar="N,N", help="Batch sizes to measure.")] = "1,16",
-    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Measurements per engine and batch size.")] = 20,
-    image: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Image to decode [default: a synthetic JPEG of 500 x 375].")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Plot images per second over batch size (.png).")
-    ] = None,
-    as_json: Annotated[bool, json_option(" instead of the tables")] = False,
+    engine: Annotated[list[MeasuredEngine] | None, ENGINE] = None,
+    batches: Annotated[str, option("N,N", "Batch sizes to measure.")] = "1,16",
+    rounds: Annotated[int, option("N", "Measurements per engine and batch size.", min=1)] = 20,
+    image: Annotated[Path | None, option("FILE", "Image to decode [default: a synthetic JPEG of 500 x 375].")] = None,
+    plot: Annotated[Path | None, option("FILE", "Plot images per second over batch size (.png).")] = None,
+    as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the tables.")] = False,
     num_heads: NumHeads = None,
     image_size: ImageSize = None,
     tome_r: TomeR = None,
@@ -71,13 +77,10 @@ def bench(
         from vitruvian.files import atomic_path
         from vitruvian.inference import Encoder
 
-    result = run_bench(
-        Encoder(model, num_heads=num_heads, image_size=image_size, tome_r=tome_counts(tome_r)).model,
-        engines=[choice.value for choice in engine] if engine else None,
-        batches=[int(size) for size in sizes],
-        rounds=rounds,
-        image=image,
-    )
+    encoder = Encoder(model, num_heads=num_heads, image_size=image_size, tome_r=tome_r)
+    engines = [choice.value for choice in engine] if engine else None
+    counts = [int(size) for size in sizes]
+    result = run_bench(encoder.model, engines=engines, batches=counts, rounds=rounds, image=image)
     print(json.dumps(result.to_json()) if as_json else result)
     if plot is not None:
         chart = result.chart().image()
@@ -87,153 +90,89 @@ def bench(
         print_status(f"wrote {plot}")
 
 
-def quantize(
+def optimize(
+    ctx: typer.Context,
     source: Source,
-    destination: Annotated[str, typer.Argument(metavar="DST", help="The .onnx file to write; it must not exist.")],
-    calibrate: Annotated[
-        str, typer.Option(metavar="DATA", help="Images for the ranges of activations; labels are not needed.")
-    ],
-    evaluate: Annotated[
-        str, typer.Option(metavar="DATA", help="Other images for measuring the loss, with labels if there are any.")
-    ],
-    max_loss: MaxLoss = 0.5,
-    engine: Annotated[
-        Literal["onnxruntime", "openvino"], typer.Option(help="Engine that will run the model and is timed.")
-    ] = "onnxruntime",
-    weight_bits: Annotated[
-        int, typer.Option(min=7, max=8, metavar="N", help="7 is exact on every processor, 8 on those with VNNI.")
-    ] = 7,
-    report: ReportFolder = None,
-    batch_size: SpeedBatch = 16,
+    destination: Annotated[str, typer.Argument(metavar="DST", help="Folder of the new model; for int8, a .onnx file.")],
+    calibrate: Annotated[str, option("DATA", "Images to fit on, and to measure the loss; labels are not needed.")],
+    max_loss: Annotated[float, MAX_LOSS] = 0.5,
+    only: Annotated[Literal["int8", "merge", "cascade"] | None, ONLY] = None,
+    as_json: Annotated[bool, flag("--json", "Print the measurements as one JSON object.")] = False,
+    images: Annotated[int, IMAGES] = 1000,
+    minutes: Annotated[float, MINUTES] = 7.0,
+    evaluate: Annotated[str | None, EVALUATE] = None,
+    engine: Annotated[Literal["onnxruntime", "openvino"], INT8_ENGINE] = "onnxruntime",
+    weight_bits: Annotated[int, WEIGHT_BITS] = 7,
+    report: Annotated[Path | None, REPORT] = None,
+    tome_r: Annotated[Any, TOME_R] = None,
+    image_size: Annotated[Any, FIRST_SIZE] = None,
+    split: Annotated[str | None, option("NAME", "Use only this split of --calibrate.", panel=TOKENS)] = None,
+    batch_size: Annotated[int, SPEED_BATCH] = 16,
     num_heads: NumHeads = None,
-    as_json: MeasuredJson = False,
 ) -> None:
-    """Quantize a model to int8, if it stays accurate and gets faster.
+    """Write the fastest form that loses at most --max-loss accuracy.
 
-    The layers that lose the most stay float. Nothing is written if the loss exceeds --max-loss, or if float is as
-    fast.
+    Engines, int8 and token merging are measured on this machine; DST has report.html with speed against loss. With
+    --only, one technique is applied. int8: a .onnx file whose most sensitive layers stay float; nothing is written if
+    the loss exceeds --max-loss or float is as fast. merge: adaptive token merging, R tokens per layer on average, more
+    in images with similar patches. cascade: a cheap first pass, which uses --image-size or merges --tome-r tokens, and
+    a second, full pass for images on which it is not confident.
     """
-    with quick_imports():
-        from vitruvian.compress.compress_report import write_quantized
-        from vitruvian.compress.quantize import quantize as quantize_model
+    check_used(ctx, only)
+    loss: Any = {"max_loss": max_loss}
+    if only in ("merge", "cascade"):
+        with quick_imports():
+            from vitruvian.compress.fewer_tokens import fit_cascade, fit_merging
+            from vitruvian.weights.convert import check_other
+            from vitruvian.weights.load import load, locate
+            from vitruvian.weights.save import save
 
-    result = quantize_model(
-        source,
-        destination,
-        calibrate=calibrate,
-        evaluate=evaluate,
-        max_loss=max_loss,
-        engine=engine,
-        batch_size=batch_size,
-        weight_bits=weight_bits,
-        num_heads=num_heads,
-    )
+        check_other(Path(destination).expanduser(), locate(source))
+        note_replaced(destination)
+        model = load(source, num_heads=num_heads)
+        if only == "merge":
+            model = fit_merging(model, calibrate, tome_r, split=split)
+            thresholds = model.config.tome_thresholds  # type: ignore[union-attr]
+            text = f"thresholds of the layers: {', '.join(f'{value:.3f}' for value in thresholds)}"
+            facts: dict[str, Any] = {"thresholds": list(thresholds)}
+        else:
+            follow = partial(track, label="images")
+            first_pass = {"image_size": image_size, "tome_r": tome_r or 0}
+            fit = fit_cascade(model, calibrate, **first_pass, **loss, split=split, track=follow)
+            model.meta = model.meta.replace(cascade=fit.cascade)
+            text, facts = str(fit), fit.to_json()
+        save(model, destination)
+        print(json.dumps(facts) if as_json else f"{text}\nwrote {destination}")
+        return
+    with quick_imports():
+        from vitruvian.compress.optimize import optimize as optimize_model
+        from vitruvian.compress.quantize import quantize as quantize_model
+        from vitruvian.compress.quantize import write_quantized
+
+    fitting: Any = {"calibrate": calibrate, "batch_size": batch_size, "num_heads": num_heads} | loss
+    result: Any
+    if only == "int8":
+        int8: Any = {"evaluate": evaluate, "engine": engine, "weight_bits": weight_bits}
+        result = quantize_model(source, destination, **fitting, **int8)
+    else:
+        result = optimize_model(source, destination, **fitting, images=images, minutes=minutes)
     print(json.dumps(result.to_json()) if as_json else f"{result}\nwrote {result.path}")
     if report is not None:
         print_status(f"wrote {write_quantized(report, result.to_json(), str(result))}")
 
 
-def optimize(
-    source: Source,
-    destination: Annotated[str, typer.Argument(metavar="DST", help="Folder of the new model; it must not exist.")],
-    calibrate: Annotated[
-        str, typer.Option(metavar="DATA", help="Images: some are used for fitting, the others measure the loss.")
-    ],
-    max_loss: MaxLoss = 0.5,
-    images: Annotated[
-        int, typer.Option(min=32, max=100_000, metavar="N", help="Maximum number of images that measure the loss.")
-    ] = 1000,
-    minutes: Annotated[
-        float,
-        typer.Option(min=0.0, metavar="N", help="Time limit for trying candidates; the final measurement comes after."),
-    ] = 7.0,
-    batch_size: SpeedBatch = 16,
-    num_heads: NumHeads = None,
-    as_json: MeasuredJson = False,
-) -> None:
-    """Write the fastest form that loses at most --max-loss accuracy.
-
-    Engines, int8 and token merging are measured on this machine. The folder works with `vit predict --model` and
-    contains report.html with the frontier of speed against loss.
-    """
-    with quick_imports():
-        from vitruvian.compress.optimize import optimize as optimize_model
-
-    result = optimize_model(
-        source,
-        destination,
-        calibrate=calibrate,
-        max_loss=max_loss,
-        images=images,
-        minutes=minutes,
-        batch_size=batch_size,
-        num_heads=num_heads,
-    )
-    print(json.dumps(result.to_json()) if as_json else f"{result}\nwrote {result.path}")
+def check_used(ctx: typer.Context, only: str | None) -> None:
+    """Refuse options that have no effect with this --only, and the lack of one that it needs."""
+    needed = NEEDED.get(only or "")
+    if needed is not None and ctx.params[needed] is None:
+        raise typer.BadParameter(f"--only {only} needs {flag_of(needed)}")
+    for name in sorted(set().union(*USED.values()) - USED[only or ""]):
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            ways = [f"--only {kind}" if kind else "the search" for kind, names in USED.items() if name in names]
+            beside = f"with --only {only}" if only else "without --only"
+            raise typer.BadParameter(f"{flag_of(name)} has no effect {beside}; it is for {' and '.join(ways)}")
 
 
-def cascade(
-    source: Source,
-    destination: Destination,
-    calibrate: FittingImages,
-    image_size: ImageSize = None,
-    tome_r: TomeR = None,
-    max_loss: MaxLoss = 0.5,
-    split: Split = None,
-    num_heads: NumHeads = None,
-    as_json: Annotated[bool, json_option(" instead of text")] = False,
-) -> None:
-    """Write a model that classifies easy images with a cheap pass.
-
-    The cheap pass uses --image-size or merges --tome-r tokens; images on which it is not confident take a second,
-    full pass. The confidence threshold is fitted so that the expected loss, by the full model's own probabilities, is
-    at most --max-loss.
-    """
-    with quick_imports():
-        from vitruvian.compress.fewer_tokens import fit_cascade
-        from vitruvian.weights.convert import check_other
-        from vitruvian.weights.load import load, locate
-        from vitruvian.weights.save import save
-
-    check_other(destination.expanduser(), locate(source))
-    note_replaced(destination)
-    model = load(source, num_heads=num_heads)
-    fit = fit_cascade(
-        model,
-        calibrate,
-        image_size=image_size,
-        tome_r=tome_counts(tome_r) or 0,
-        max_loss=max_loss,
-        split=split,
-        track=partial(track, label="images"),
-    )
-    model.meta = model.meta.replace(cascade=fit.cascade)
-    save(model, destination)
-    print(json.dumps(fit.to_json()) if as_json else f"{fit}\nwrote {destination}")
-
-
-def tome(
-    source: Source,
-    destination: Destination,
-    calibrate: FittingImages,
-    tome_r: TomeR,
-    split: Split = None,
-    num_heads: NumHeads = None,
-) -> None:
-    """Write a model with adaptive token merging.
-
-    R tokens merge per layer on average, more in images with similar patches. The similarity threshold of each layer is
-    fitted on the images.
-    """
-    with quick_imports():
-        from vitruvian.compress.fewer_tokens import fit_merging
-        from vitruvian.weights.convert import check_other
-        from vitruvian.weights.load import load, locate
-        from vitruvian.weights.save import save
-
-    check_other(destination.expanduser(), locate(source))
-    note_replaced(destination)
-    model = fit_merging(load(source, num_heads=num_heads), calibrate, tome_counts(tome_r) or 0, split=split)
-    save(model, destination)
-    thresholds = ", ".join(f"{value:.3f}" for value in model.config.tome_thresholds)  # type: ignore[union-attr]
-    print(f"thresholds of the layers: {thresholds}\nwrote {destination}")
+def flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

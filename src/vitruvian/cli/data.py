@@ -1,42 +1,41 @@
-"""`vit doctor`, `vit pack` and `vit tasks`: check datasets, make them faster to read, and find those of papers."""
+"""`vit doctor`, `vit pack` and `vit datasets`: check datasets, make them faster to read, and find those of papers."""
 
 from __future__ import annotations
 
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from vitruvian.cli.options import DataRoot, Readers, json_option
-from vitruvian.progress import print_status, track
+from vitruvian.cli.options import DataRoot, Readers, flag, option
+from vitruvian.progress import print_notes, print_status, track
+from vitruvian.tasks import TASKS, Task, describe_pattern, find_task, get_task
+from vitruvian.tasks import data_root as find_data_root
 from vitruvian.text import plural, table
 
-if TYPE_CHECKING:
-    from vitruvian.tasks import Task
-
-COLORS = {"problem": "red", "warning": "yellow", "ok": "green"}
+COLORS = {"problem": "red", "warning": "yellow", "ok": "green", "unchecked": None}
 METRICS = {"top1": "top-1", "mean_per_class": "mean per class", "real": "ReaL"}
 TASK_HEADINGS = ("task", "title", ">classes", ">train", ">val", ">test", "metric", "images")
 SourceData = Annotated[str, typer.Argument(metavar="SRC", help="A folder, a manifest, shards, or a built-in name.")]
+REVIEW = option("FILE", "Write a page for reviewing suspicious labels with the keyboard (.html).")
+APPLY = option("FILE", "Write the manifest --out with the corrections from that page, and exit.")
+AGAINST = option("TEST...", "Find images of SRC that are also in these; --out clean.csv lists SRC without them.")
+FORM = typer.Option("--format", help="pixels: raw, fastest; jpeg: a tenth of the size; auto: pixels up to 8 GB.")
 
 
 def doctor(
     data: SourceData,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with the images (.html).")] = None,
-    vectors: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Vectors of `vit embed` of these images, to compare them.")
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="TEST", hidden=True, help="Further datasets for --against.")
     ] = None,
-    review: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a page for reviewing suspicious labels with the keyboard (.html)."),
-    ] = None,
-    apply: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the manifest --out with the corrections from that page, and exit."),
-    ] = None,
-    as_json: Annotated[bool, json_option(" instead of the report")] = False,
+    out: Annotated[Path | None, option("FILE", "Write a page with the images (.html).")] = None,
+    against: Annotated[list[str] | None, AGAINST] = None,
+    vectors: Annotated[str | None, option("FOLDER", "Vectors of `vit embed` of these images, to compare them.")] = None,
+    review: Annotated[Path | None, REVIEW] = None,
+    apply: Annotated[Path | None, APPLY] = None,
+    as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the report.")] = False,
     workers: Readers = 2,
 ) -> None:
     """Check a dataset before training.
@@ -52,7 +51,18 @@ def doctor(
     if apply is not None:
         if out is None or as_json or review is not None or vectors is not None:
             raise typer.BadParameter("--apply needs --out corrected.csv, and no other option")
-        print_corrections(data, apply, out)
+        from vitruvian.data.doctor.corrections import apply_corrections
+
+        result = apply_corrections(data, apply, out)
+        print(
+            f"wrote {out} with {plural(result.images, 'image')}: {plural(result.changed, 'label')} changed, "
+            f"{result.confirmed:,} confirmed, {plural(result.excluded, 'image')} excluded; {data} is unchanged"
+        )
+        return
+    if against or more:
+        if not against or review is not None or vectors is not None:
+            raise typer.BadParameter("--against TEST... takes further datasets, and --out, --json or --workers")
+        compare_datasets(data, [*against, *(more or [])], out, as_json=as_json, workers=workers)
         return
     dataset = open_dataset(data)
     values = None
@@ -68,44 +78,43 @@ def doctor(
     else:
         for level, line in report(diagnosis):
             typer.secho(line, fg=COLORS[level] if level else None)  # colored if stdout is a terminal
-    if out is not None:
-        from vitruvian.data.doctor.doctor_report import diagnosis_page
+    from vitruvian.data.doctor.doctor_report import diagnosis_page, review_page
 
+    if out is not None:
         write_text(out, diagnosis_page(diagnosis, dataset))
         print_status(f"wrote {out}")
     if review is not None:
-        from vitruvian.data.doctor.doctor_report import review_page
-
         write_text(review, review_page(diagnosis, dataset))
-        print_status(
-            f"wrote {review}: open it, review the labels, download the result, then run `vit doctor {data} --apply ...`"
-        )
+        steps = f"open it, review the labels, download the result, then run `vit doctor {data} --apply ...`"
+        print_status(f"wrote {review}: {steps}")
     if not diagnosis.healthy:
         raise typer.Exit(1)
 
 
-def print_corrections(data: str, corrections: Path, out: Path) -> None:
-    """Write the corrected manifest and print what has changed."""
-    from vitruvian.data.doctor.corrections import apply_corrections
+def compare_datasets(data: str, against: list[str], out: Path | None, *, as_json: bool, workers: int) -> None:
+    """Report images of a dataset that are in others, and write the manifest without them."""
+    from vitruvian.data.doctor.corrections import check_manifest
+    from vitruvian.data.doctor.overlap import find_overlap, write_clean
 
-    result = apply_corrections(data, corrections, out)
-    print(
-        f"wrote {out} with {plural(result.images, 'image')}: {plural(result.changed, 'label')} changed, "
-        f"{result.confirmed:,} confirmed, {plural(result.excluded, 'image')} excluded; {data} is unchanged"
-    )
+    if out is not None:
+        check_manifest(data, out)  # before all images are read
+    overlap = find_overlap(data, against, workers=workers, track=partial(track, label="comparing"))
+    print(json.dumps(overlap.to_json()) if as_json else "\n".join(overlap.report()))
+    if out is not None:
+        count = write_clean(data, overlap, out)
+        print_status(f"wrote {out} with {plural(count, 'image')}; {plural(len(overlap.matches), 'image')} left out")
+    elif overlap.matches:
+        raise typer.Exit(1)
 
 
 def pack(
     data: SourceData,
     folder: Annotated[Path, typer.Argument(metavar="DST", help="A new folder for the shards.")],
-    side: Annotated[int, typer.Option(metavar="PIXELS", help="Shorter side; smaller images are not enlarged.")] = 256,
-    form: Annotated[
-        Literal["auto", "jpeg", "pixels"],
-        typer.Option("--format", help="pixels: raw, fastest; jpeg: a tenth of the size; auto: pixels up to 8 GB."),
-    ] = "auto",
-    quality: Annotated[int, typer.Option(metavar="N", help="JPEG quality, 1 to 100.")] = 90,
-    shard_mb: Annotated[int, typer.Option(metavar="MB", help="Maximum size of a shard.")] = 256,
-    workers: Annotated[int, typer.Option(min=0, metavar="N", help="Processes that encode images.")] = 2,
+    side: Annotated[int, option("PIXELS", "Shorter side; smaller images are not enlarged.")] = 256,
+    form: Annotated[Literal["auto", "jpeg", "pixels"], FORM] = "auto",
+    quality: Annotated[int, option("N", "JPEG quality, 1 to 100.")] = 90,
+    shard_mb: Annotated[int, option("MB", "Maximum size of a shard.")] = 256,
+    workers: Annotated[int, option("N", "Processes that encode images.", min=0)] = 2,
 ) -> None:
     """Resize and repack a dataset into shards that load faster.
 
@@ -123,47 +132,39 @@ def pack(
     skipped = sum(len(split.skipped) for split in state.splits.values())
     if skipped:
         print_status(f"skipped {plural(skipped, 'unreadable image')}, listed in {folder / 'pack.json'}")
-    for note in state.notes:
-        print_status(f"note: {note}")
+    print_notes(state.notes)
 
 
-def tasks(
+def datasets(
     name: Annotated[str, typer.Argument(help="A task or part of a name, such as pets or vtab.")] = "",
     data_root: DataRoot = None,
-    as_json: Annotated[bool, json_option(" per task (JSON Lines)")] = False,
+    as_json: Annotated[bool, flag("--json", "Print one JSON object per task (JSON Lines).")] = False,
 ) -> None:
     """List the datasets of papers, and which images are present.
 
     With a NAME, also prints what to download and where to put it. Commands that take DATA accept these names.
     """
-    from vitruvian.tasks import TASKS, find_task, get_task
-    from vitruvian.tasks import data_root as find_data_root
-
     root = find_data_root(data_root)
     exact = find_task(name) if name else None
-    matches = [exact] if exact else [task for task in TASKS.values() if name.lower() in task.name]
-    if not matches:
-        matches = [get_task(name)]
+    matches = [exact] if exact else [task for task in TASKS.values() if name.lower() in task.name] or [get_task(name)]
     if as_json:
         for task in matches:
             print(json.dumps(task.to_json(root), ensure_ascii=False))
     elif len(matches) == 1:
         print("\n".join(describe_task(matches[0], root)))
     else:
-        print(table(TASK_HEADINGS, [task_row(task, root) for task in matches]))
-        print(f"\nImages belong in {root}. `vit tasks NAME` prints what to download and where to put it.")
-
-
-def task_row(task: Task, root: Path) -> tuple[str, ...]:
-    counts = [f"{task.splits[split]:,}" if task.splits.get(split) else "-" for split in ("train", "val", "test")]
-    present = "present" if task.present(root) else "missing"
-    return task.name, task.title, f"{task.classes:,}" if task.classes else "-", *counts, METRICS[task.metric], present
+        rows = []
+        for task in matches:
+            counts = [f"{count:,}" if count else "-" for count in map(task.splits.get, ("train", "val", "test"))]
+            present = "present" if task.present(root) else "missing"
+            classes = f"{task.classes:,}" if task.classes else "-"
+            rows.append((task.name, task.title, classes, *counts, METRICS[task.metric], present))
+        print(table(TASK_HEADINGS, rows))
+        print(f"\nImages belong in {root}. `vit datasets NAME` prints what to download and where to put it.")
 
 
 def describe_task(task: Task, root: Path) -> list[str]:
     """One line per known fact of a task."""
-    from vitruvian.tasks import describe_pattern
-
     missing = ", ".join(map(describe_pattern, task.missing(root)))
     facts = {
         "task": task.name + (f" (also {', '.join(task.aliases)})" if task.aliases else ""),

@@ -8,37 +8,27 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from textwrap import indent
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from vitruvian.cli.options import Changes
-from vitruvian.cli.process import quick_imports
+from vitruvian.cli.options import Changes, option, quick_imports
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from PIL import Image
 
     from vitruvian.explain import Explainer
     from vitruvian.explain.explainer import Explained
-    from vitruvian.inference import Prediction
     from vitruvian.training import Run
 
-SHOWN = 6
-"""Number of test digits drawn on the terminal with their predictions."""
-
+SHOWN = 6  # number of test digits drawn on the terminal with their predictions
 PAGE = "demo.html"
-PHOTOS = ("cat", "coffee", "rocket")
-"""Photos from the page of `vit serve`; the bundled model has a class for one of them."""
-
-SHADES = " .:-=+*#%@"
-"""From no ink to full ink."""
+PHOTOS = ("cat.jpg", "coffee.jpg")  # from the page of `vit serve`; the bundled model knows cats, but no cups
+SHADES = " .:-=+*#%@"  # from no ink to full ink
 
 
 def demo(
-    out: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Folder of the run [default: a new one in runs/].")
-    ] = None,
+    out: Annotated[Path | None, option("RUN", "Folder of the run [default: a new one in runs/].")] = None,
     settings: Changes = None,
 ) -> None:
     """Train on the built-in digits, evaluate, predict, explain.
@@ -48,24 +38,46 @@ def demo(
     started = time.monotonic()
     print_step("importing torch ...")
     with quick_imports():
+        import numpy as np
         import torch
+        from PIL import Image
 
+        from vitruvian.data.formats import open_dataset
+        from vitruvian.evaluation.metrics import wilson
+        from vitruvian.explain import Explainer, MapSettings
+        from vitruvian.inference import Classifier
         from vitruvian.training import train
+        from vitruvian.weights import hub, load
 
     # more threads do not help with so small a model, and wait for each other on a busy machine
     torch.set_num_threads(1)
     print_step("training a Vision Transformer on 1,438 handwritten digits from scratch: vit train digits")
     run = train("digits", recipe="digits", out=out, settings=settings or ())
     print_step("evaluating it on the 359 test digits")
-    print(indent(accuracy_line(run), "  "))
+    last = run.evaluation
+    right = round(last["count"] * last["top1"] / 100)
+    low, high = wilson(right, last["count"])
+    interval = f"95% confidence interval {low:.1f} to {high:.1f}%"
+    mistakes = f"{last['count'] - right} mistakes in {last['count']} digits"
+    print(f"  accuracy {last['top1']:.1f}% ({interval}): {mistakes}, after {last['seconds']:.0f} s")
     print_step(f"classifying {SHOWN} of them: vit predict digit.png --model {run.folder}")
-    digits, predictions = classify_digits(run)
-    captions = [f"{prediction.label}, {100 * prediction.probability:.0f}%" for prediction in predictions]
+    test = open_dataset("digits").splits["test"]
+    indices = [int(np.flatnonzero(test.labels() == digit)[0]) for digit in range(SHOWN)]
+    digits = [image for image in map(test.read, indices) if not isinstance(image, bytes)]
+    predictions = Classifier(run.folder).predict(digits, top=1)
+    captions = [f"{best.label}, {100 * best.probability:.0f}%" for (best,) in predictions]
     print(indent(side_by_side([draw(digit) for digit in digits], captions), "  "))
-    print_step("classifying photos with the bundled model, and showing what it looks at: vit explain cat.jpg")
-    explainer, photos = explain_photos()
-    print(indent("\n".join(f"{photo.path}: {describe_best(photo)}" for photo in photos), "  "))
-    page = write_page(run, digits, captions, explainer, photos)
+    print_step("classifying photos with the bundled model, and showing where it looks: vit explain cat.jpg")
+    explainer = Explainer(load(hub.BUNDLED), MapSettings(methods=("gradient",)))
+    folder = files("vitruvian.serve") / "page"
+    cat, coffee = (Image.open(str(folder / name)).convert("RGB") for name in PHOTOS)
+    images = {"a cat": cat, "a cat in a corner": in_corner(cat), "a cup of coffee": coffee}
+    photos = [replace(explainer.explain(image), path=name) for name, image in images.items()]
+    for photo in photos:
+        best = photo.predictions[0]
+        shown = "rejected, none of its classes" if photo.rejected else f"{best.label}, {100 * best.probability:.0f}%"
+        print(f"  {photo.path}: {shown}")
+    page = write_page(run, interval, digits, captions, explainer, photos)
     print(f"\nDone in {time.monotonic() - started:.0f} seconds. All results on one page:\n  {page}")
     print(f"Training curves, confusion matrix and mistakes:\n  {run.folder / 'report.html'}")
     print("To train on your own images, with one folder per class:\n  vit train photos/")
@@ -75,45 +87,9 @@ def print_step(step: str) -> None:
     print(f"* {step}", flush=True)
 
 
-def accuracy_line(run: Run) -> str:
-    """The last evaluation of a run in one line."""
-    last = run.evaluation
-    wrong = round(last["count"] * (1 - last["top1"] / 100))
-    return f"accuracy {last['top1']:.1f}%: {wrong} mistakes in {last['count']} digits, after {last['seconds']:.0f} s"
-
-
-def classify_digits(run: Run) -> tuple[list[NDArray[np.uint8]], list[Prediction]]:
-    """The first test image of each of some digits, and the best prediction for it."""
-    import numpy as np
-
-    from vitruvian.data.formats import open_dataset
-    from vitruvian.inference import Classifier
-
-    test = open_dataset("digits").splits["test"]
-    indices = [int(np.flatnonzero(test.labels() == digit)[0]) for digit in range(SHOWN)]
-    arrays = [image for image in map(test.read, indices) if not isinstance(image, bytes)]
-    return arrays, [best for (best,) in Classifier(run.folder).predict(arrays, top=1)]
-
-
-def explain_photos() -> tuple[Explainer, list[Explained]]:
-    """The photos with the predictions of the bundled model, and what they depend on."""
-    from vitruvian.explain import Explainer, MapSettings
-    from vitruvian.weights import hub, load
-
-    explainer = Explainer(load(hub.BUNDLED), MapSettings(methods=("gradient",)))
-    folder = files("vitruvian.serve") / "page"
-    names = [f"{name}.jpg" for name in PHOTOS]
-    return explainer, [replace(explainer.explain(str(folder / name)), path=name) for name in names]
-
-
-def describe_best(explained: Explained) -> str:
-    best = explained.predictions[0]
-    known = "rejected, nearest " if explained.rejected else ""
-    return f"{known}{best.label}, {100 * best.probability:.0f}%"
-
-
 def write_page(
     run: Run,
+    interval: str,
     digits: Sequence[NDArray[np.uint8]],
     captions: Sequence[str],
     explainer: Explainer,
@@ -125,23 +101,41 @@ def write_page(
     from vitruvian.explain.explainer import image_context, overlays
     from vitruvian.files import write_text
     from vitruvian.report.chart import Chart, Line
+    from vitruvian.report.color import HELD_OUT
     from vitruvian.report.html import render, thumbnail
 
     last = run.evaluation
-    curve = Line("test digits", [(line["step"], line["top1"]) for line in run.metrics("val")])
+    curve = Line("test digits", [(line["step"], line["top1"]) for line in run.metrics("val")], color=HELD_OUT)
+    shown = [(thumbnail(Image.fromarray(digit), caption), caption) for digit, caption in zip(digits, captions)]
+    contexts = [image_context(photo, overlays(explainer, photo)) for photo in photos]
     page = render(
         "demo.html",
         title="vit demo",
         heading="What vit demo did",
-        tile_values={"accuracy on test digits": f"{last['top1']:.1f}%", "training time": f"{last['seconds']:.0f} s"},
+        tile_values={
+            f"accuracy on test digits ({interval})": f"{last['top1']:.1f}%",
+            "training time": f"{last['seconds']:.0f} s",
+        },
         chart=Chart(title="Accuracy in %", lines=[curve], x_label="step"),
-        digits=[
-            {"image": thumbnail(Image.fromarray(digit), text), "caption": text} for digit, text in zip(digits, captions)
-        ],
+        digits=[{"image": image, "caption": caption} for image, caption in shown],
         classes=explainer.vit.meta.labels or (),
-        photos=[image_context(photo, overlays(explainer, photo)) for photo in photos],
+        photos=[without_classes(values) if values["rejected"] else values for values in contexts],
     )
     return write_text(run.folder / PAGE, page)
+
+
+def in_corner(image: Image.Image) -> Image.Image:
+    """A gray square with the middle of an image in its lower right quarter."""
+    from PIL import Image, ImageOps
+
+    scene = Image.new("RGB", (400, 400), "gray")
+    scene.paste(ImageOps.fit(image, (200, 200)), (200, 200))
+    return scene
+
+
+def without_classes(values: dict[str, Any]) -> dict[str, Any]:
+    """The template's values of a rejected image: the image alone, without maps and probabilities of classes."""
+    return values | {"overlays": values["overlays"][:1], "predictions": []}
 
 
 def draw(ink: NDArray[np.uint8]) -> list[str]:

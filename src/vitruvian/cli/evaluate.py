@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vitruvian.cli.options import (
     Batch,
-    Data,
     LoadOptions,
     ModelName,
     ModelOptions,
@@ -20,49 +19,40 @@ from vitruvian.cli.options import (
     Template,
     data_argument,
     expand_options,
-    json_option,
+    flag,
+    option,
     parse_numbers,
+    quick_imports,
     split_names,
 )
-from vitruvian.cli.process import quick_imports
 from vitruvian.config import DEFAULT_BATCH_SIZE
-from vitruvian.progress import print_status, track
-from vitruvian.text import plural
+from vitruvian.progress import print_notes, print_status, track
+from vitruvian.text import plural, table
 
 if TYPE_CHECKING:
     from vitruvian.evaluation.evaluate import Evaluation
-    from vitruvian.evaluation.probe import ProbeReport
 
-SHOWN_UNREADABLE = 5
-"""Maximum number of unreadable files to list on the terminal; a report lists more."""
+SHOWN_UNREADABLE = 5  # files to list on the terminal; a report lists more
+WORDNET_IDS = option("FILE", "WordNet ids of the model's outputs, one per line (for 21k models).")
+MAPPINGS = option("FOLDER", "ObjectNet's mappings [default: those beside its images].")
+CALIBRATED = option("FOLDER", "Save the model with the fitted temperature, which vit predict applies.")
+SHOTS = option("N,N,...", "Images per class of the few-shot probe [default: 1,5,10,25].")
 
 
 @expand_options
 def evaluate(
-    data: Data,
+    data: Annotated[str, data_argument()],
     model: ModelName,
     options: ModelOptions,
-    split: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Split to use [default: test, val, or the only one].")
-    ] = None,
-    real: Annotated[Path | None, typer.Option(metavar="FILE", help="ImageNet-ReaL labels: real.json.")] = None,
-    wordnet_ids: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="WordNet ids of the model's outputs, one per line (for 21k models)."),
-    ] = None,
-    mappings: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="ObjectNet's mappings [default: those beside its images].")
-    ] = None,
-    calibrated: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Save the model with the fitted temperature, which vit predict applies."),
-    ] = None,
+    split: Annotated[str | None, option("NAME", "Split to use [default: test, val, or the only one].")] = None,
+    real: Annotated[Path | None, option("FILE", "ImageNet-ReaL labels: real.json.")] = None,
+    wordnet_ids: Annotated[Path | None, WORDNET_IDS] = None,
+    mappings: Annotated[Path | None, MAPPINGS] = None,
+    calibrated: Annotated[Path | None, CALIBRATED] = None,
     template: Template = None,
-    flip: Annotated[
-        bool, typer.Option("--flip", help="Average the outputs for an image and its mirror image.")
-    ] = False,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Random seed for intervals and calibration.")] = 0,
-    as_json: Annotated[bool, json_option(" instead of the table")] = False,
+    flip: Annotated[bool, flag("--flip", "Average the outputs for an image and its mirror image.")] = False,
+    seed: Annotated[int, option("N", "Random seed for intervals and calibration.", min=0)] = 0,
+    as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the table.")] = False,
     out: ReportFolder = None,
     batch_size: Batch = DEFAULT_BATCH_SIZE,
 ) -> None:
@@ -77,21 +67,17 @@ def evaluate(
         from vitruvian.evaluation.report import write_evaluation
         from vitruvian.inference import Encoder
 
-    evaluation = run_evaluation(
-        data,
-        Encoder(model, **options.arguments()),
-        template=template,
-        flip=flip,
-        split=split,
-        real=real,
-        wordnet_ids=wordnet_ids,
-        mappings=mappings,
-        seed=seed,
-        batch_size=batch_size,
-        track=partial(track, label="images"),
-    )
+    labels: Any = {"real": real, "wordnet_ids": wordnet_ids, "mappings": mappings, "template": template}
+    run: Any = {"flip": flip, "seed": seed, "batch_size": batch_size, "track": partial(track, label="images")}
+    evaluation = run_evaluation(data, Encoder(model, **vars(options)), split=split, **labels, **run)
     print(json.dumps(evaluation.to_json()) if as_json else evaluation_table(evaluation))
-    print_warnings(evaluation)
+    for key, reason in evaluation.unreadable[:SHOWN_UNREADABLE]:
+        print_status(f"not read: {key}: {reason}")
+    if evaluation.unreadable:
+        print_status(f"not counted: {plural(len(evaluation.unreadable), 'unreadable image')}")
+    if evaluation.left_out:
+        print_status(f"not counted: {plural(evaluation.left_out, 'image')} of classes that the model does not have")
+    print_notes(evaluation.notes)
     if out is not None:
         print_status(f"wrote {write_evaluation(evaluation, out)}")
     if calibrated is not None:
@@ -103,7 +89,6 @@ def evaluation_table(evaluation: Evaluation) -> str:
     """The measures with their intervals, under a line that says what they were measured on."""
     from vitruvian.evaluation.metrics import LEVEL
     from vitruvian.evaluation.report import NAMES, evaluation_summary, interval_numbers
-    from vitruvian.text import table
 
     rows = []
     for name, value in interval_numbers(evaluation).items():
@@ -112,6 +97,11 @@ def evaluation_table(evaluation: Evaluation) -> str:
     lines = [evaluation_summary(evaluation), table(("", ">percent", f"{LEVEL:g}% interval"), rows)]
     if evaluation.real is not None:
         lines.append(f"ReaL: {evaluation.real_count:,} images have labels")
+    if evaluation.space.is_mapped:
+        from vitruvian.study.paper import paper_rows
+
+        (row,) = paper_rows("objectnet")
+        lines.append(f"the paper among all outputs: {row.name}, top-1 {row.values['top1']}, top-5 {row.values['top5']}")
     calibration = evaluation.calibration
     if calibration.before is not None and calibration.after is not None:
         lines.append(
@@ -123,37 +113,16 @@ def evaluation_table(evaluation: Evaluation) -> str:
     return "\n".join(lines)
 
 
-def print_warnings(evaluation: Evaluation) -> None:
-    """Print skipped images and notes to stderr."""
-    for key, reason in evaluation.unreadable[:SHOWN_UNREADABLE]:
-        print_status(f"not read: {key}: {reason}")
-    if evaluation.unreadable:
-        print_status(f"not counted: {plural(len(evaluation.unreadable), 'unreadable image')}")
-    if evaluation.left_out:
-        print_status(f"not counted: {plural(evaluation.left_out, 'image')} of classes that the model does not have")
-    for note in evaluation.notes:
-        print_status(f"note: {note}")
-
-
 @expand_options
 def probe(
     options: LoadOptions,
     data: Annotated[str | None, data_argument()] = None,
     model: OptionalModel = None,
-    vectors: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Vectors of `vit embed`, instead of DATA and --model.")
-    ] = None,
-    only: Annotated[
-        str, typer.Option(metavar="NAMES", help="Probes to run, separated by commas.")
-    ] = "fewshot,linear,neighbors",
-    shots: Annotated[
-        str | None,
-        typer.Option(metavar="N,N,...", help="Images per class of the few-shot probe [default: 1,5,10,25]."),
-    ] = None,
-    neighbors: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Number of neighbors that vote [default: chosen].")
-    ] = None,
-    as_json: Annotated[bool, json_option(" instead of the table")] = False,
+    vectors: Annotated[str | None, option("FOLDER", "Vectors of `vit embed`, instead of DATA and --model.")] = None,
+    only: Annotated[str, option("NAMES", "Probes to run, separated by commas.")] = "fewshot,linear,neighbors",
+    shots: Annotated[str | None, SHOTS] = None,
+    neighbors: Annotated[int | None, option("N", "Number of neighbors that vote [default: chosen].", min=1)] = None,
+    as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the table.")] = False,
     out: ReportFolder = None,
     batch_size: Batch = DEFAULT_BATCH_SIZE,
 ) -> None:
@@ -166,43 +135,30 @@ def probe(
     if vectors is not None and (data is not None or model is not None):
         raise typer.BadParameter("--vectors replaces DATA and --model, which its job.json names")
     shot_counts = None if shots is None else parse_numbers(shots, "--shots")
+    probes: dict[str, Any] = {"only": split_names(only), "shots": shot_counts, "neighbors": neighbors}
     with quick_imports():
         from vitruvian.evaluation.probe import probe as run_probe
-        from vitruvian.evaluation.report import write_probe
+        from vitruvian.evaluation.report import probe_summary, write_probe
         from vitruvian.inference import Encoder
 
     if vectors is not None:
         from vitruvian.bulk.result import probe_vectors
 
-        reading = partial(track, label="parts")
-        report = probe_vectors(vectors, only=split_names(only), shots=shot_counts, neighbors=neighbors, track=reading)
+        report = probe_vectors(vectors, track=partial(track, label="parts"), **probes)
     else:
         assert model is not None
-        report = run_probe(
-            data,
-            Encoder(model, **options.arguments()),
-            only=split_names(only),
-            shots=shot_counts,
-            neighbors=neighbors,
-            batch_size=batch_size,
-            track=partial(track, label="features"),
-        )
-    print(json.dumps(report.to_json()) if as_json else probe_table(report))
+        encoder, follow = Encoder(model, **vars(options)), partial(track, label="features")
+        report = run_probe(data, encoder, batch_size=batch_size, track=follow, **probes)
+    if as_json:
+        print(json.dumps(report.to_json()))
+    else:
+        print("\n".join([probe_summary(report), *(f"note: {note}" for note in report.notes)]))
+        rows = []
+        for result in report.results:
+            spread = f"± {result.deviation:.2f}" if len(result.runs) > 1 else ""
+            rows.append((result.probe, result.setting, f"{result.top1:.2f}", spread, f"{result.mean_per_class:.2f}"))
+        print(table(("probe", "setting", ">top-1 %", "", ">mean per class %"), rows))
     if report.unreadable:
         print_status(f"skipped {plural(len(report.unreadable), 'unreadable image')}")
     if out is not None:
         print_status(f"wrote {write_probe(report, out)}")
-
-
-def probe_table(report: ProbeReport) -> str:
-    from vitruvian.evaluation.report import probe_summary
-    from vitruvian.text import table
-
-    rows = []
-    for result in report.results:
-        spread = f"± {result.deviation:.2f}" if len(result.runs) > 1 else ""
-        rows.append((result.probe, result.setting, f"{result.top1:.2f}", spread, f"{result.mean_per_class:.2f}"))
-    notes = [f"note: {note}" for note in report.notes]
-    return "\n".join(
-        [probe_summary(report), *notes, table(("probe", "setting", ">top-1 %", "", ">mean per class %"), rows)]
-    )

@@ -7,96 +7,55 @@ import re
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitruvian.cli.options import DefaultModel, EngineChoice, ModelOptions, expand_options, json_option, tome_counts
-from vitruvian.cli.process import quick_imports
+from vitruvian.cli.options import DefaultModel, ModelOptions, expand_options, flag, option, quick_imports
 from vitruvian.progress import print_status, track
+from vitruvian.text import printable
 
 if TYPE_CHECKING:
     from vitruvian.explain import Explainer, WrittenExplanation
     from vitruvian.model.build import Model
 
-
-class MapKind(StrEnum):
-    """Methods that compute a map."""
-
-    GRADIENT = "gradient"
-    ROLLOUT = "rollout"
-    ATTENTION = "attention"
+MapKind = StrEnum("MapKind", "gradient rollout attention")  # typer has no lists of Literal
 
 
-class Patch(NamedTuple):
-    """Row and column of a patch, in a type that typer does not take for two arguments."""
-
-    row: int
-    column: int
-
-
-def parse_patch(text: str) -> Patch:
+def parse_patch(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,4}),(\d{1,4})", text.replace(" ", ""))
     if match is None:
         raise typer.BadParameter(f"{text!r} is not ROW,COLUMN such as 7,3")
-    return Patch(int(match[1]), int(match[2]))
+    return int(match[1]), int(match[2])
 
 
-Maps = Annotated[
-    list[MapKind] | None,
-    typer.Option("--map", help="Compute only this map; repeatable [default: all that the model supports]."),
-]
-Layer = Annotated[
-    int | None, typer.Option(metavar="N", help="Layer of the raw attention, from 0; -1 is the last [default: -1].")
-]
-Head = Annotated[
-    int | None, typer.Option(min=0, metavar="N", help="Head of the raw attention [default: the mean of all].")
-]
-FromPatch = Annotated[
-    Patch | None,
-    typer.Option(parser=parse_patch, metavar="R,C", help="Raw attention of this patch [default: of the class token]."),
-]
-Target = Annotated[
-    str,
-    typer.Option("--class", metavar="NAME", help="Explain this class, a label or an index [default: the prediction]."),
-]
-Reconstruct = Annotated[
-    float | None,
-    typer.Option(
-        min=0.0,
-        max=0.99,
-        metavar="SHARE",
-        help="Mask this fraction of the patches and reconstruct them with an MAE and its decoder.",
-    ),
-]
-Figures = Annotated[
-    bool, typer.Option("--figures", help="Plot filters, position similarity and attention distance of the model.")
-]
+PATHS = typer.Argument(metavar="IMAGES", help="Images, or folders of images.", show_default=False)
+MAPS = typer.Option("--map", help="Compute only this map; repeatable [default: all that the model supports].")
+TARGET = option("NAME", "Explain this class, a label or an index [default: the prediction].", "--class")
+LAYER = option("N", "Layer of the raw attention, from 0; -1 is the last [default: -1].")
+PATCH = option("R,C", "Raw attention of this patch [default: of the class token].", parser=parse_patch)
+DELETION = flag("--deletion", "Score the maps by deletion curves, which remove their top patches.")
+FIGURES = flag("--figures", "Plot filters, position similarity and attention distance of the model.")
+RECONSTRUCT = "Mask this fraction of the patches and reconstruct them with an MAE and its decoder."
 
 
 @expand_options
 def explain(
     options: ModelOptions,
-    paths: Annotated[
-        list[str] | None, typer.Argument(metavar="IMAGES", help="Images, or folders of images.", show_default=False)
-    ] = None,
+    paths: Annotated[list[str] | None, PATHS] = None,
     model: DefaultModel = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder.")] = Path("explained"),
-    maps: Maps = None,
-    target: Target = "",
-    top: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Gradient-weighted attention for the N best predictions.")
-    ] = 1,
-    layer: Layer = None,
-    head: Head = None,
-    patch: FromPatch = None,
-    deletion: Annotated[
-        bool, typer.Option("--deletion", help="Score the maps by deletion curves, which remove their top patches.")
-    ] = False,
-    figures: Figures = False,
-    reconstruct: Reconstruct = None,
-    count: Annotated[int, typer.Option(min=1, metavar="N", help="Number of images for the attention distance.")] = 128,
-    as_json: Annotated[bool, json_option(" per image or figure (JSON Lines)")] = False,
+    out: Annotated[Path, option("DIR", "Output folder.")] = Path("explained"),
+    maps: Annotated[list[MapKind] | None, MAPS] = None,
+    target: Annotated[str, TARGET] = "",
+    top: Annotated[int, option("N", "Gradient-weighted attention for the N best predictions.", min=1)] = 1,
+    layer: Annotated[int | None, LAYER] = None,
+    head: Annotated[int | None, option("N", "Head of the raw attention [default: the mean of all].", min=0)] = None,
+    patch: Annotated[Any, PATCH] = None,
+    deletion: Annotated[bool, DELETION] = False,
+    figures: Annotated[bool, FIGURES] = False,
+    reconstruct: Annotated[float | None, option("SHARE", RECONSTRUCT, min=0.0, max=0.99)] = None,
+    count: Annotated[int, option("N", "Number of images for the attention distance.", min=1)] = 128,
+    as_json: Annotated[bool, flag("--json", "Print one JSON object per image or figure (JSON Lines).")] = False,
 ) -> None:
     """Show what a model looks at: overlays, arrays and a page.
 
@@ -106,7 +65,7 @@ def explain(
     """
     if not paths and not figures:
         raise typer.BadParameter("give images to explain, or --figures for the model itself", param_hint="IMAGES")
-    if figures and options.engine != EngineChoice.TORCH:
+    if figures and options.engine != "torch":
         raise typer.BadParameter("--figures needs torch: leave out --engine", param_hint="--engine")
     if figures and (maps or target or deletion or any(v is not None for v in (layer, head, patch))):
         about_images = "--map, --class, --layer, --head, --patch and --deletion"
@@ -126,15 +85,13 @@ def explain(
     settings = MapSettings(
         methods=methods, layer=layer, head=head, patch=patch, target=target, top=top, deletion=deletion
     )
-    loaded = load(
-        default_source() if model is None else model, num_heads=options.num_heads, image_size=options.image_size
-    )
-    counts = tome_counts(options.tome_r)
-    loaded = loaded if counts is None else with_merging(loaded, counts)
+    model = default_source() if model is None else model
+    loaded = load(model, num_heads=options.num_heads, image_size=options.image_size)
+    loaded = loaded if options.tome_r is None else with_merging(loaded, options.tome_r)
     if figures:
         plot_figures(loaded, images, out, count=count, device=options.device, as_json=as_json)
     else:
-        explainer = Explainer(loaded, settings, device=options.device, engine=options.engine.value)
+        explainer = Explainer(loaded, settings, device=options.device, engine=options.engine)
         explain_paths(explainer, images, out, as_json=as_json)
 
 
@@ -145,7 +102,7 @@ def reconstruct_paths(model: str | None, paths: list[str], out: Path, *, share: 
     with quick_imports():
         from vitruvian.data.folder import find_images
         from vitruvian.explain.reconstruct import reconstruct_images
-        from vitruvian.weights.autoencoder import load_autoencoder
+        from vitruvian.weights.load import load_autoencoder
 
     failed = 0
     for name, result in reconstruct_images(load_autoencoder(model), find_images(paths), out, share=share):
@@ -186,25 +143,14 @@ def explain_paths(explainer: Explainer, images: list[str], out: Path, *, as_json
 
     failed = 0
     for written in track(explain_images(explainer, images, out), len(images), "images"):
-        failed += bool(written.explained.error)
-        print_explanation(written, as_json=as_json)
-    if not as_json and failed < len(images):
-        print(f"page: {out / PAGE}")
-    if failed:
-        if len(images) > 1:
-            print_status(f"{failed} of {len(images)} images could not be read")
-        raise typer.Exit(1)
-
-
-def print_explanation(written: WrittenExplanation, *, as_json: bool) -> None:
-    from vitruvian.text import printable
-
-    explained = written.explained
-    if as_json:
-        print(json.dumps(as_object(written)), flush=True)
-    elif explained.error:
-        print_status(f"error: {explained.error}")
-    else:
+        explained = written.explained
+        failed += bool(explained.error)
+        if as_json:
+            print(json.dumps(explanation_json(written)), flush=True)
+            continue
+        if explained.error:
+            print_status(f"error: {explained.error}")
+            continue
         best = explained.predictions[0] if explained.predictions else None
         rejected = "rejected, nearest " if explained.rejected else ""
         prediction_text = f": {rejected}{printable(best.label)} {best.probability:.1%}" if best else ""
@@ -213,9 +159,15 @@ def print_explanation(written: WrittenExplanation, *, as_json: bool) -> None:
             curve = explained.curves.get(map.name)
             score = f" (deletion {curve.area:.3f}, random {explained.curves['random'].area:.3f})" if curve else ""
             print(f"  {printable(map.title)}: {printable(str(written.images[map.name]))}{score}", flush=True)
+    if not as_json and failed < len(images):
+        print(f"page: {out / PAGE}")
+    if failed:
+        if len(images) > 1:
+            print_status(f"{failed} of {len(images)} images could not be read")
+        raise typer.Exit(1)
 
 
-def as_object(written: WrittenExplanation) -> dict[str, object]:
+def explanation_json(written: WrittenExplanation) -> dict[str, object]:
     """The object that `--json` prints for an image."""
     explained = written.explained
     if explained.error:

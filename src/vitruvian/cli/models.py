@@ -3,135 +3,175 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+import textwrap
+from typing import Annotated, Any, Literal
 
 import typer
 
-from vitruvian.cli.options import ImageSize, Labels, NumHeads, Source, Template, json_option, note_replaced
-from vitruvian.cli.process import quick_imports
+from vitruvian.cli.options import (
+    ImageSize,
+    Labels,
+    NumHeads,
+    Source,
+    Template,
+    flag,
+    note_replaced,
+    option,
+    quick_imports,
+)
 from vitruvian.progress import print_status
 from vitruvian.text import table
 
-if TYPE_CHECKING:
-    from vitruvian.catalog import Published
-
-WritableFamily = Literal["native", "google", "timm", "torchvision", "huggingface"]
-HEADINGS = ("model", ">parameters", ">multiply-adds", ">input", "published weights")
-WEIGHTS_HEADINGS = ("weights", "model", "family", ">input", ">classes", "trained on")
-
-
-class GraphFormat(StrEnum):
-    """Formats of exported graphs."""
-
-    ONNX = "onnx"
-    OPENVINO = "openvino"
-    TORCH = "torch"
+CONVERTED = "A folder for native, huggingface and timm, or a file: .npz (google), .safetensors (timm), .pth."
+FAMILIES = ("native", "google", "timm", "torchvision", "huggingface")
+HEADINGS = ("model", ">top-1", ">params", ">mult-adds", ">pixels", "speed", "license")
+AUGREG_HEADINGS = ("weights", "model", "data", ">upstream %", "fine-tuned on", ">input", ">accuracy %")
+AUGREG_TERMS = option("TERMS", 'List AugReg checkpoints with all terms, such as "S/16, imagenet, 300ep".')
+SHOWN = 20
+NUM_CLASSES = option("N", "Replace the head by a zero-initialized one; 0 removes it.", min=0)
+CONFIG = option("NAME", "Architecture of SRC, such as ViT-B/16, if it is a bare state dict.")
+DESTINATION = typer.Argument(metavar="DST", help="An .onnx file, a folder for openvino, or a .pt2 file for torch.")
+BATCH_SIZE = option("N", "Fixed batch size [default: dynamic].", "--batch-size", min=1, max=65_536)
+DYNAMIC_SIZE = flag("--dynamic-size", "Accept any image size; the graph resizes the position embedding.")
 
 
 def models(
     pattern: Annotated[str, typer.Argument(help="Part of a name, such as B/16, augreg or dinov2.")] = "",
-    as_json: Annotated[bool, json_option(" per model (JSON Lines)")] = False,
+    augreg: Annotated[str | None, AUGREG_TERMS] = None,
+    index: Annotated[str | None, option("FILE", "The index.csv of the AugReg release [default: in the cache].")] = None,
+    as_json: Annotated[bool, flag("--json", "Print one JSON object per model (JSON Lines).")] = False,
 ) -> None:
-    """List models: parameters, multiply-adds, published weights.
+    """List models: accuracy, size, speed, license, published weights.
 
-    With a PATTERN, all matching published names are listed; `--model` accepts these names.
+    With a PATTERN, all matching published names are listed; `--model` accepts these names. Speed is by multiply-adds:
+    fast below 3 G, medium below 10 G, slow below 40 G. Accuracy is the published top-1 on ImageNet, if one is known.
     """
-    matches = find_models(pattern)
-    if as_json:
-        for name, weights in matches.items():
-            print(json.dumps(as_object(name, weights)))
+    if augreg is not None or index is not None:
+        if augreg is None or pattern:
+            raise typer.BadParameter("--augreg TERMS takes no PATTERN, and --index FILE needs it")
+        list_augreg(augreg, index, as_json=as_json)
         return
-    print(table(HEADINGS, [as_row(name, weights) for name, weights in matches.items()]))
-    published = [row for weights in matches.values() for row in weights]
+    from vitruvian.catalog import RECOMMENDED, VARIANTS, canonical, find_published, published_for
+    from vitruvian.cost import multiply_adds, parameters, speed_class
+
+    part, matches = pattern.lower(), {}
+    for name in VARIANTS:  # all weights if the model's name matches, else those that match
+        weights = published_for(name)
+        named = [row for row in weights if any(part in alias.lower() for alias in (row.name, *row.aliases))]
+        if named or part in name.lower():
+            matches[name] = weights if part in name.lower() else named
+    if not matches:
+        name, _ = canonical(pattern)
+        matches[name] = published_for(name)
+    rows, published = [], []
+    for name, weights in matches.items():
+        config = VARIANTS[name]
+        work = multiply_adds(config)
+        known = [row.top1 for row in weights if row.top1]
+        facts: dict[str, Any] = {
+            "name": name,
+            "top1": max(known, default=None),
+            "parameters": parameters(config),
+            "multiply_adds": work,
+            "speed": speed_class(work),
+            "image_size": config.image_size,
+            "licenses": sorted({row.license or "unknown" for row in weights}),
+            "recommended": RECOMMENDED in [row.name for row in weights],
+            "published": [
+                {
+                    "name": row.name,
+                    "family": row.family,
+                    "top1": row.top1,
+                    "image_size": row.image_size,
+                    "num_classes": row.classes,
+                    "speed": speed_class(multiply_adds(config, row.image_size)),
+                    "license": row.license or "unknown",
+                    "trained_on": row.note,
+                    "recommended": row.name == RECOMMENDED,
+                }
+                for row in weights
+            ],
+        }
+        if as_json:
+            print(json.dumps(facts))
+            continue
+        size = f"{facts['parameters'] / 1e6:.1f}M", f"{work / 1e9:.2f}G", str(config.image_size[0])
+        license = {0: "-", 1: "".join(facts["licenses"])}.get(len(facts["licenses"]), "several")
+        mark = " *" * facts["recommended"]
+        rows.append((name + mark, format_top1(facts["top1"]), *size, facts["speed"], license))
+        published += facts["published"]
+    if as_json:
+        return
+    print(table(HEADINGS, rows))
+    default = find_published(RECOMMENDED)
+    assert default is not None
+    if any(row[0].endswith("*") for row in rows):
+        reason = f"{default.top1:.1f}% top-1 at the cost of ViT-S/16, and its license is {default.license}"
+        print(f"\n* recommended to start with: {RECOMMENDED}\n  {reason}.")
     if pattern and published:
-        rows = [
-            (row.name, row.variant, row.family, str(row.image_size), str(row.classes or "-"), row.note)
-            for row in published
-        ]
-        print("\n" + table(WEIGHTS_HEADINGS, rows))
+        print("\n" + "\n".join(map(describe_weights, published)))
     elif not pattern:
         print("\n`vit models PATTERN` lists weights by name, for instance `vit models B/16`.")
 
 
-def find_models(pattern: str) -> dict[str, list[Published]]:
-    """Matching models with their published weights: all weights if the model's name matches, else those that match."""
-    from vitruvian.catalog import PUBLISHED, VARIANTS, canonical
-
-    weights: dict[str, list[Published]] = {name: [] for name in VARIANTS}
-    for row in PUBLISHED.values():
-        weights[row.variant].append(row)
-    part = pattern.lower()
-    matches = {}
-    for name, rows in weights.items():
-        matching_rows = [row for row in rows if any(part in alias.lower() for alias in (row.name, *row.aliases))]
-        if part in name.lower():
-            matches[name] = rows
-        elif matching_rows:
-            matches[name] = matching_rows
-    if not matches:
-        name, _ = canonical(pattern)
-        matches[name] = weights[name]
-    return matches
+def format_top1(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
-def as_object(name: str, weights: list[Published]) -> dict[str, Any]:
-    from vitruvian.catalog import VARIANTS
-    from vitruvian.cost import multiply_adds, parameters
-
-    config = VARIANTS[name]
-    return {
-        "name": name,
-        "parameters": parameters(config),
-        "multiply_adds": multiply_adds(config),
-        "image_size": config.image_size,
-        "published": [
-            {"name": row.name, "family": row.family, "image_size": row.image_size, "classes": row.classes}
-            for row in weights
-        ],
-    }
+def describe_weights(row: dict[str, Any]) -> str:
+    """A published name and its facts on the lines below."""
+    top1 = "" if row["top1"] is None else f"{row['top1']:.1f}% top-1, "
+    classes = f"{row['num_classes']:,} classes" if row["num_classes"] else "features only"
+    recommended = " *" * row["recommended"]
+    text = f"{top1}{row['image_size']} pixels, {row['speed']}, {classes}, license {row['license']}; {row['trained_on']}"
+    facts = textwrap.fill(text, 80, initial_indent="    ", subsequent_indent="    ")
+    return f"{row['name']}{recommended}\n{facts}"
 
 
-def as_row(name: str, weights: list[Published]) -> tuple[str, ...]:
-    facts = as_object(name, weights)
-    rows, columns = facts["image_size"]
-    more = f" and {len(weights) - 1} more" if len(weights) > 1 else ""
-    return (
-        name,
-        f"{facts['parameters'] / 1e6:.1f} M",
-        f"{facts['multiply_adds'] / 1e9:.2f} G",
-        f"{rows}x{columns}",
-        f"{weights[0].name}{more}" if weights else "-",
+def list_augreg(terms: str, index: str | None, *, as_json: bool) -> None:
+    """Print the AugReg checkpoints with these terms."""
+    from vitruvian.weights.hub import AUGREG_COLUMNS, find_augreg
+
+    rows = find_augreg(terms, index)
+    if as_json:
+        print("\n".join(json.dumps(row) for row in rows))
+        return
+    print(
+        table(
+            AUGREG_HEADINGS,
+            [(row["weights"], *(format_cell(row[name]) for name in AUGREG_COLUMNS[:6])) for row in rows[:SHOWN]],
+        )
     )
+    more = f" The first {SHOWN} of {len(rows):,}; --json prints all." if len(rows) > SHOWN else ""
+    print(f"\n`--model` and `--from` accept these names.{more}")
+
+
+def format_cell(value: str) -> str:
+    """An accuracy as a percentage; other values unchanged."""
+    return f"{100 * float(value):.2f}" if value.startswith("0.") else value
+
+
+def parse_family(text: str) -> str:
+    if text in ("onnx", "openvino", "torch"):
+        raise typer.BadParameter(f"{text} is a graph, not weights; use `vit export SRC DST --to {text}`")
+    if text not in FAMILIES:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(FAMILIES)}")
+    return text
 
 
 def convert(
     source: Source,
-    destination: Annotated[
-        str,
-        typer.Argument(
-            metavar="DST",
-            help="A folder for native, huggingface and timm, or a file: .npz (google), .safetensors (timm), .pth.",
-        ),
-    ],
-    to: Annotated[WritableFamily, typer.Option(help="Format to write.")] = "native",
+    destination: Annotated[str, typer.Argument(metavar="DST", help=CONVERTED)],
+    to: Annotated[str, option("FORMAT", f"Format to write: {', '.join(FAMILIES)}.", parser=parse_family)] = "native",
     labels: Labels = None,
     template: Template = None,
     num_heads: NumHeads = None,
     image_size: ImageSize = None,
-    patch_size: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Resample the patch embedding to this patch size.")
-    ] = None,
-    num_classes: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="N", help="Replace the head by a zero-initialized one; 0 removes it."),
-    ] = None,
-    half: Annotated[bool, typer.Option("--half", help="Store matrices in float16: half the size.")] = False,
-    config: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Architecture of SRC, such as ViT-B/16, if it is a bare state dict."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as one JSON object.")] = False,
+    patch_size: Annotated[int | None, option("N", "Resample the patch embedding to this patch size.", min=1)] = None,
+    num_classes: Annotated[int | None, NUM_CLASSES] = None,
+    half: Annotated[bool, flag("--half", "Store matrices in float16: half the size.")] = False,
+    config: Annotated[str | None, CONFIG] = None,
+    as_json: Annotated[bool, flag("--json", "Print the certificate as one JSON object.")] = False,
 ) -> None:
     """Convert weights to another format, and compare the outputs.
 
@@ -144,39 +184,22 @@ def convert(
         from vitruvian.weights.zero_shot import parse_labels
 
     note_replaced(destination)
-    certificate = convert_weights(
-        source,
-        destination,
-        to=to,
-        labels=None if labels is None else parse_labels(labels),
-        template=template,
-        num_heads=num_heads,
-        image_size=image_size,
-        patch_size=patch_size,
-        num_classes=num_classes,
-        half=half,
-        config=config,
-        progress=lambda step: print_status(f"{step} ..."),
-    )
+    words: Any = {"labels": None if labels is None else parse_labels(labels), "template": template}
+    read: Any = {"config": config, "num_heads": num_heads, "image_size": image_size, "patch_size": patch_size}
+    write: Any = {"num_classes": num_classes, "half": half, "progress": lambda step: print_status(f"{step} ...")}
+    certificate = convert_weights(source, destination, to=to, **words, **read, **write)
     print(json.dumps(certificate.to_json()) if as_json else f"{certificate}\nwrote {certificate.destination}")
 
 
 def export(
     source: Source,
-    destination: Annotated[
-        str, typer.Argument(metavar="DST", help="An .onnx file, a folder for openvino, or a .pt2 file for torch.")
-    ],
-    to: Annotated[GraphFormat, typer.Option(help="Format to write.")] = GraphFormat.ONNX,
-    batch_size: Annotated[
-        int | None,
-        typer.Option("--batch-size", min=1, max=65_536, metavar="N", help="Fixed batch size [default: dynamic]."),
-    ] = None,
+    destination: Annotated[str, DESTINATION],
+    to: Annotated[Literal["onnx", "openvino", "torch"], typer.Option(help="Format to write.")] = "onnx",
+    batch_size: Annotated[int | None, BATCH_SIZE] = None,
     image_size: ImageSize = None,
-    dynamic_size: Annotated[
-        bool, typer.Option("--dynamic-size", help="Accept any image size; the graph resizes the position embedding.")
-    ] = False,
+    dynamic_size: Annotated[bool, DYNAMIC_SIZE] = False,
     num_heads: NumHeads = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as one JSON object.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print the checks as one JSON object.")] = False,
 ) -> None:
     """Write a model as ONNX, OpenVINO or a torch.export program.
 
@@ -188,13 +211,6 @@ def export(
 
     note_replaced(destination)
     print_status("tracing the model and comparing the graph with it ...")
-    certificate = export_model(
-        source,
-        destination,
-        to=to.value,
-        batch_size=batch_size,
-        image_size=image_size,
-        dynamic_size=dynamic_size,
-        num_heads=num_heads,
-    )
+    shape: Any = {"batch_size": batch_size, "image_size": image_size, "dynamic_size": dynamic_size}
+    certificate = export_model(source, destination, to=to, num_heads=num_heads, **shape)
     print(json.dumps(certificate.to_json()) if as_json else f"{certificate}\nwrote {certificate.path}")

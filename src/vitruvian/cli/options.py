@@ -1,19 +1,22 @@
-"""Options that several commands share: their types and help texts, how they are parsed, and how errors spell them."""
+"""What the commands share: options and how they are parsed, how errors spell them, and quick imports."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import gc
 import inspect
 import os
 import re
+import signal
+import threading
 import typing
-from collections.abc import Callable, Container, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -21,20 +24,102 @@ from typer.core import TyperCommand
 from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.errors import VitruvianError, python_spelling
 from vitruvian.progress import print_status
-from vitruvian.tasks import DATA_VARIABLE, TASKS
+
+ADVANCED = "Advanced"  # the last panel of a command's help
+RUNNING = "How the model runs"
+BULK = "Millions of images"
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Import inside this block without garbage collection, then exempt the imported objects from it.
+
+    torch creates a million objects that stay alive; traversing them again and again takes a quarter of the time of
+    `vit predict` for one image. Ctrl-C exits here without an exception, which an import could swallow.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if handler is signal.default_int_handler and in_main_thread:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+        if in_main_thread:
+            signal.signal(signal.SIGINT, handler)
+    import logging
+    import warnings
+
+    # an image with invalid metadata is decoded anyway, or we raise our own error
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
 class Command(TyperCommand):
-    """A command whose errors name options where the library names arguments: `--num-heads` for `num_heads=`."""
+    """A command whose errors name options where the library names arguments: `--num-heads` for `num_heads=`.
+
+    An option that takes one value cannot be given twice: click would silently use the last value. The help lists
+    options in panels, the advanced ones last.
+    """
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            default = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            if record is not None:
+                panels.setdefault(getattr(parameter, "rich_help_panel", None) or default, []).append(record)
+        for panel in sorted(panels, key=lambda name: name == ADVANCED):
+            with formatter.section(panel):
+                formatter.write_dl(panels[panel])
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            used: list[Any] = [] if ctx.resilient_parsing else self.make_parser(ctx).parse_args(list(args))[2]
+        except Exception as error:
+            if hasattr(error, "possibilities") and hasattr(error, "option_name"):  # click's NoSuchOption
+                names = [name for parameter in self.params for name in parameter.opts]
+                longer = [name for name in names if name.startswith(error.option_name)]
+                error.possibilities = longer or error.possibilities
+            raise
+        for parameter in used:
+            if used.count(parameter) > 1 and not parameter.multiple and not parameter.is_eager:
+                raise typer.BadParameter("given twice, but takes one value", ctx=ctx, param=parameter)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
+        import logging
+
+        logger = logging.getLogger("vitruvian")
         try:
+            logger.addFilter(is_new_note)
             return super().invoke(ctx)
         except VitruvianError as error:
-            error.spell = option_spelling(
-                self.params, {name for name, value in ctx.params.items() if value is not None}
-            )
+            with_value = {name for name, value in ctx.params.items() if value is not None}
+            error.spell = option_spelling(self.params, with_value)
             raise
+        finally:
+            logger.removeFilter(is_new_note)
+
+
+def is_new_note(record: Any) -> bool:
+    """Whether no earlier command has printed this warning about a file; the cache remembers those that have."""
+    if not hasattr(record, "file"):
+        return True
+    from vitruvian.cache import cache_folder
+    from vitruvian.files import file_stamp, short_hash
+
+    try:
+        mark = cache_folder() / "notes" / short_hash([record.getMessage(), file_stamp(record.file)])
+        if mark.exists():
+            return False
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    except OSError:
+        pass  # without a cache, the note is printed each time
+    return True
 
 
 def option_spelling(parameters: Sequence[Any], with_value: Container[str]) -> Callable[[str, str], str]:
@@ -53,7 +138,10 @@ def option_spelling(parameters: Sequence[Any], with_value: Container[str]) -> Ca
 
 
 def expand_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter that is a dataclass, such as `ModelOptions`, by the options that are its fields."""
+    """Replace each parameter that is a dataclass, such as `ModelOptions`, by the options that are its fields.
+
+    They are listed in the panel of the dataclass, except those with a panel of their own.
+    """
     hints = typing.get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
     parameters = [
@@ -64,8 +152,11 @@ def expand_options(function: Callable[..., None]) -> Callable[..., None]:
     for group in groups.values():
         field_hints = typing.get_type_hints(group, include_extras=True)
         for field in dataclasses.fields(group):
-            hint, kind = field_hints[field.name], inspect.Parameter.KEYWORD_ONLY
-            parameters.append(inspect.Parameter(field.name, kind, default=field.default, annotation=hint))
+            kind, info = typing.get_args(field_hints[field.name])
+            info = copy.copy(info)
+            info.rich_help_panel = info.rich_help_panel or group.panel
+            details: Any = {"default": field.default, "annotation": Annotated[kind, info]}
+            parameters.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, **details))
 
     @functools.wraps(function)
     def run(**arguments: Any) -> None:
@@ -79,20 +170,13 @@ def expand_options(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-class InputSize(NamedTuple):
-    """Rows and columns, in a type that typer does not take for two arguments."""
-
-    rows: int
-    columns: int
-
-
-def parse_size(text: str) -> InputSize:
+def parse_size(text: str) -> tuple[int, int]:
     """`256x192`, or `384` for a square."""
     match = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", text.strip().lower())
     if match is None:
         raise typer.BadParameter(f"{text!r} is neither a side such as 384 nor ROWSxCOLUMNS such as 256x192")
     rows, columns = match.groups()
-    return InputSize(int(rows), int(columns or rows))
+    return int(rows), int(columns or rows)
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -103,16 +187,12 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def parse_tome_r(text: str) -> tuple[int, ...]:
-    """`8`, or one count per layer: `16,14,12`."""
+def parse_tome_r(text: str) -> int | tuple[int, ...]:
+    """`8` for all layers, or one count per layer: `16,14,12`."""
     if re.fullmatch(r"\d{1,5}(\s*,\s*\d{1,5})*", text.strip()) is None:
         raise typer.BadParameter(f"{text!r} is neither a number of tokens such as 8 nor one per layer: 16,14,12")
-    return tuple(map(int, text.split(",")))
-
-
-def tome_counts(counts: tuple[int, ...] | None) -> int | tuple[int, ...] | None:
-    """One count for all layers, or one per layer."""
-    return counts[0] if counts is not None and len(counts) == 1 else counts
+    counts = tuple(map(int, text.split(",")))
+    return counts[0] if len(counts) == 1 else counts
 
 
 def split_names(text: str) -> list[str]:
@@ -128,27 +208,12 @@ def parse_numbers(text: str, option: str) -> list[int]:
     return list(dict.fromkeys(0 if word == "all" else int(word) for word in words))
 
 
-def set_data_root(root: Path | None) -> None:
-    """Make --data-root the directory of all tasks, for this process and those it starts."""
-    if root is not None:
-        os.environ[DATA_VARIABLE] = str(root.expanduser().resolve())
-
-
 def note_replaced(destination: str | Path) -> None:
     """Print what a command will overwrite, while it can still be stopped."""
     path = Path(destination).expanduser()
     with suppress(OSError):
         if path.is_file() or (path.is_dir() and any(path.iterdir())):
             print_status(f"note: {path} exists; files of the same names are replaced when the new ones are complete")
-
-
-class EngineChoice(StrEnum):
-    """The engine that runs a model."""
-
-    TORCH = "torch"
-    ONNXRUNTIME = "onnxruntime"
-    OPENVINO = "openvino"
-    AUTO = "auto"
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -158,122 +223,98 @@ def complete_model(incomplete: str) -> list[str]:
     return [name for name in PUBLISHED if name.startswith(incomplete)]
 
 
-def complete_task(incomplete: str) -> list[str]:
-    return [name for name in TASKS if name.startswith(incomplete)]
+def option(metavar: str, help: str, *names: str, panel: str | None = None, **settings: Any) -> Any:
+    """An option with a value: `top: Annotated[int, option("N", "Number of predictions per image.", min=1)] = 5`."""
+    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=panel, **settings)
+
+
+def flag(name: str, help: str, panel: str | None = None) -> Any:
+    """An option without a value, such as `--quick`."""
+    return typer.Option(name, help=help, rich_help_panel=panel)
 
 
 def model_option(otherwise: str = "") -> Any:
-    help = f"Weights: a file, a directory or a published name{otherwise}."
-    return typer.Option("--model", "-m", metavar="MODEL", help=help, autocompletion=complete_model)
+    return option("MODEL", f"Weights: {WEIGHTS}{otherwise}.", "--model", "-m", autocompletion=complete_model)
 
 
 def data_argument(what: str = "a built-in name") -> Any:
     return typer.Argument(metavar="DATA", help=f"A folder, a manifest, shards, or {what}.")
 
 
-def json_option(what: str) -> Any:
-    return typer.Option("--json", help=f"Print one JSON object{what}.")
-
-
-# Data and models
-Data = Annotated[str, data_argument()]
-TaskData = Annotated[str, data_argument("a task (`vit tasks`)")]
-Split = Annotated[str | None, typer.Option(metavar="NAME", help="Use only this split of the data.")]
+# Data and models. An option with a `parser` has the type Any, because typer takes a tuple for several arguments.
+WEIGHTS = "a file, a directory or a published name"
+Split = Annotated[str | None, option("NAME", "Use only this split of the data.")]
 DataRoot = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="Directory of all tasks [default: $VITRUVIAN_DATA or ~/vitruvian-data]."),
+    option("FOLDER", "Directory of all tasks [default: $VITRUVIAN_DATA or ~/vitruvian-data].", panel=ADVANCED),
 ]
 ModelName = Annotated[str, model_option()]
 OptionalModel = Annotated[str | None, model_option()]
 DefaultModel = Annotated[str | None, model_option(" [default: a published DeiT III-S]")]
-Source = Annotated[str, typer.Argument(metavar="SRC", help="Weights: a file, a directory or a published name.")]
-Weights = typer.Option(
-    "--from",
-    metavar="WEIGHTS",
-    help="Weights to start from: a file, a directory or a published name.",
-    autocompletion=complete_model,
+Source = Annotated[str, typer.Argument(metavar="SRC", help=f"Weights: {WEIGHTS}.")]
+StartingWeights = option(
+    "MODEL", f"Weights to start from: {WEIGHTS}.", "--from", "--model", "-m", autocompletion=complete_model
 )
 Labels = Annotated[
-    str | None,
-    typer.Option(
-        metavar="WORDS", help='Labels for a CLIP or SigLIP: "cat, a red car", or a file with one label per line.'
-    ),
+    str | None, option("WORDS", 'Labels for a CLIP or SigLIP: "cat, a red car", or a file with one label per line.')
 ]
 Template = Annotated[
-    str | None,
-    typer.Option(metavar="TEXT", help='Prompt template: "a photo of a {}.", or the set imagenet or imagenet-7.'),
+    str | None, option("TEXT", 'Prompt template: "a photo of a {}.", or the set imagenet or imagenet-7.')
 ]
 
 # How a model is loaded and run
 NumHeads = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Number of attention heads, if the file does not store it.")
+    int | None, option("N", "Number of attention heads, if the file does not store it.", panel=ADVANCED, min=1)
 ]
 ImageSize = Annotated[
-    InputSize | None,
-    typer.Option(parser=parse_size, metavar="SIZE", help="Input size: 384 or ROWSxCOLUMNS [default: the weights']."),
+    Any, option("SIZE", "Input size: 384 or ROWSxCOLUMNS [default: the weights'].", parser=parse_size)
 ]
-Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, or cuda if available.")]
+EngineChoice = Literal["torch", "onnxruntime", "openvino", "auto"]
 Engine = Annotated[EngineChoice, typer.Option(help="Engine; auto measures once which installed engine is fastest.")]
 TomeR = Annotated[
-    Any,
-    typer.Option(
-        parser=parse_tome_r, metavar="R", help="Token merging (ToMe): number of tokens to merge per layer, such as 8."
-    ),
+    Any, option("R", "Token merging (ToMe): number of tokens to merge per layer, such as 8.", parser=parse_tome_r)
 ]
-Readers = Annotated[int, typer.Option("--workers", min=0, max=1024, metavar="N", help="Processes that read images.")]
-Batch = Annotated[int, typer.Option("--batch-size", min=1, max=65_536, metavar="N", help="Inference batch size.")]
+Readers = Annotated[int, option("N", "Processes that read images.", "--workers", panel=ADVANCED, min=0, max=1024)]
+Batch = Annotated[int, option("N", "Inference batch size.", "--batch-size", panel=ADVANCED, min=1, max=65_536)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """How a model is loaded, as options of a command."""
+    """How a model is loaded: arguments of `Encoder` and `Classifier` as options of a command."""
 
+    panel: ClassVar = RUNNING
     num_heads: NumHeads = None
     image_size: ImageSize = None
-    device: Device = "cpu"
-
-    @property
-    def is_default(self) -> bool:
-        return self == type(self)()
-
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of `Encoder` and `Classifier`."""
-        return {"num_heads": self.num_heads, "image_size": self.image_size, "device": self.device}
+    device: Annotated[str, option("NAME", "cpu, cuda, or auto: cuda if available.")] = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(LoadOptions):
     """How a model is loaded and run, as options of a command."""
 
-    engine: Engine = EngineChoice.TORCH
+    engine: Engine = "torch"
     tome_r: TomeR = None
-
-    def arguments(self) -> dict[str, Any]:
-        return {**super().arguments(), "engine": self.engine.value, "tome_r": tome_counts(self.tome_r)}
 
 
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe; repeatable.")
+    list[str] | None, option("KEY=VALUE", "Change a setting (`vit train --settings`); repeatable.", "--set")
 ]
+Precision = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BulkOptions:
     """How many images are processed in parts, as options of a command."""
 
+    panel: ClassVar = BULK
     shard: Annotated[
-        Any,
-        typer.Option(
-            parser=parse_shard,
-            metavar="I/N",
-            help="Process shard I of N; under torchrun, each process takes its own.",
-        ),
+        Any, option("I/N", "Process shard I of N; under torchrun, each process takes its own.", parser=parse_shard)
     ] = None
-    on: Annotated[Literal["ray"] | None, typer.Option(metavar="ray", help="Run on a Ray cluster (extra `ray`).")] = None
+    on: Annotated[Literal["ray"] | None, option("ray", "Run on a Ray cluster (extra `ray`).")] = None
     split: Split = None
-    piece: Annotated[int, typer.Option(min=1, max=2**20, metavar="N", help="Images per part of the result.")] = 4096
+    piece: Annotated[int, option("N", "Images per part of the result.", panel=ADVANCED, min=1, max=2**20)] = 4096
     max_unreadable: Annotated[
-        float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Maximum fraction of unreadable images per part.")
+        float, option("SHARE", "Maximum fraction of unreadable images per part.", panel=ADVANCED, min=0.0, max=1.0)
     ] = 0.25
     workers: Readers = 0
     batch_size: Batch = DEFAULT_BATCH_SIZE
@@ -283,19 +324,28 @@ class BulkOptions:
 class RecipeOptions:
     """The settings of a recipe that have an option of their own, and `--set` for all others."""
 
-    epochs: Annotated[float | None, typer.Option(metavar="N", help="Number of epochs.")] = None
-    lr: Annotated[float | None, typer.Option(metavar="LR", help="Peak learning rate.")] = None
-    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Global batch size, over all processes.")] = None
-    seed: Annotated[
-        int | None, typer.Option(metavar="N", help="Random seed (initialization, shuffling, augmentation, dropout).")
+    panel: ClassVar = "Settings of the recipe"
+    epochs: Annotated[float | None, option("N", "Number of epochs.")] = None
+    lr: Annotated[float | None, option("LR", "Peak learning rate.")] = None
+    batch_size: Annotated[int | None, option("N", "Global batch size, over all processes.")] = None
+    seed: Annotated[int | None, option("N", "Random seed (initialization, shuffling, augmentation, dropout).")] = None
+    image_size: Annotated[int | None, option("PIXELS", "Input size; the position embedding is resized.", min=1)] = None
+    freeze: Annotated[
+        str | None, option("PATTERNS", "Parameters not to train, such as 'embed.*,blocks.[0-5].*'.", panel=ADVANCED)
     ] = None
-    workers: Annotated[int | None, typer.Option(metavar="N", help="Data loading workers per training process.")] = None
+    val_fraction: Annotated[float | None, option("SHARE", "Fraction of each class to hold out for validation.")] = None
+    patience: Annotated[int | None, option("N", "Stop after N evaluations without improvement.", min=1)] = None
+    precision: Annotated[
+        Precision | None, option("DTYPE", "float32, bfloat16 or float16 (autocast).", panel=ADVANCED)
+    ] = None
+    device: Annotated[str | None, option("NAME", "cpu or cuda [default: cuda if available].", panel=ADVANCED)] = None
+    workers: Annotated[int | None, option("N", "Data loading workers per training process.", panel=ADVANCED)] = None
     settings: Changes = None
 
     def changes(self, **more: object) -> list[str]:
         """All changes to the recipe, with those of `more`; a setting can be given once."""
-        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | more
-        values = {key: value for key, value in named.items() if key != "settings" and value is not None}
+        named = vars(self) | more | {"settings": None}
+        values = {key: value for key, value in named.items() if value is not None}
         for change in self.settings or []:
             key = change.partition("=")[0].strip()
             if key in values:
@@ -303,10 +353,5 @@ class RecipeOptions:
         return [*(self.settings or []), *(f"{key}={value}" for key, value in values.items())]
 
 
-Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds to average over.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Use one learning rate and one seed.")]
-
 # Results
-ReportFolder = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", file_okay=False, help="Write the results as JSON and report.html.")
-]
+ReportFolder = Annotated[Path | None, option("FOLDER", "Write the results as JSON and report.html.", file_okay=False)]

@@ -1,61 +1,92 @@
-"""`vit predict`: classify images."""
+"""`vit predict`, `vit embed` and `vit similar`: predictions and features of images, and search in them."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
+import shutil
+from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from vitruvian.cli.options import (
+    BULK,
     BulkOptions,
     DefaultModel,
-    EngineChoice,
     Labels,
+    LoadOptions,
+    ModelName,
     ModelOptions,
     Template,
     expand_options,
-    json_option,
+    flag,
+    option,
+    quick_imports,
 )
-from vitruvian.cli.process import quick_imports
-from vitruvian.progress import print_status, track, track_amounts
+from vitruvian.progress import print_status, track
+from vitruvian.text import plural, printable
 
 if TYPE_CHECKING:
     from vitruvian.inference import ImageResult
 
+PATHS = typer.Argument(
+    metavar="FILES_OR_FOLDERS", help="Images, URLs, zip archives or folders; with --out, one dataset."
+)
+TEXT = option("WORDS", "Search for a text, in vectors of a CLIP or SigLIP; repeatable.")
+MERGE = option(
+    "FILE", "Also write all parts as one .csv, .jsonl or .parquet file.", "--merge", panel=BULK, dir_okay=False
+)
+EXACT = typer.Option("--exact/--index", help="Compare all vectors, or use an index [default: by size].")
+
 
 @expand_options
 def predict(
-    paths: Annotated[
-        list[str],
-        typer.Argument(metavar="FILES_OR_FOLDERS", help="Images, or folders of images; with --out, one dataset."),
-    ],
-    bulk: BulkOptions,
+    paths: Annotated[list[str], PATHS],
     options: ModelOptions,
+    bulk: BulkOptions,
     model: DefaultModel = None,
     labels: Labels = None,
     template: Template = None,
-    top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of predictions per image.")] = 5,
-    as_json: Annotated[bool, json_option(" per image (JSON Lines)")] = False,
+    top: Annotated[int, option("N", "Number of predictions per image.", min=1)] = 5,
+    as_json: Annotated[bool, flag("--json", "Print one JSON object per image (JSON Lines).")] = False,
     out: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Write predictions as Parquet parts to a folder or URL.")
+        str | None,
+        option("FILE", "Write a table: .csv, .jsonl or .parquet; or a folder or URL, for millions of images."),
     ] = None,
+    sort_into: Annotated[Path | None, option("DIR", "Copy each image into a folder of its class in DIR.")] = None,
+    merged: Annotated[Path | None, MERGE] = None,
 ) -> None:
     """Classify images, with probabilities.
 
-    Unreadable images are reported and skipped, and the exit code is 1. With --out, for millions of images:
-    the predictions are written in parts, by one process per --shard, and `vit merge` verifies them.
+    Unreadable images are reported and skipped, and the exit code is 1. With a folder as --out, for millions of images:
+    the predictions are written in parts, by one process per --shard. The last one verifies that each image is present
+    once.
     """
-    if out is None and (bulk.shard is not None or bulk.on):
-        raise typer.BadParameter("--shard and --on are for --out")
-    if bulk.on and (labels or not options.is_default):
+    from vitruvian.table_file import is_table, open_table
+
+    table, out = (Path(out), None) if out is not None and is_table(out) else (None, out)
+    if out is None and (bulk.shard is not None or bulk.on or bulk.split is not None or merged is not None):
+        raise typer.BadParameter("--shard, --on, --split and --merge need a folder as --out")
+    check_merged(merged)
+    if table and as_json:
+        raise typer.BadParameter("--out writes a file, --json prints: give one of the two")
+    if out is not None and sort_into is not None:
+        raise typer.BadParameter("--sort-into cannot be used with a folder as --out, only with a table such as all.csv")
+    if sort_into is not None and sort_into.exists() and (not sort_into.is_dir() or any(sort_into.iterdir())):
+        raise typer.BadParameter(f"{sort_into} exists and is not empty", param_hint="--sort-into")
+    if sort_into is not None and any(path.lower().startswith(("http://", "https://")) for path in paths):
+        raise typer.BadParameter("--sort-into copies files; download images behind URLs first")
+    if bulk.on and (labels or options != ModelOptions()):
         raise typer.BadParameter(
             "--on loads the model on each node, without --num-heads, --image-size, --labels, --device, --tome-r"
         )
-    if out is not None and (as_json or len(paths) != 1):
-        raise typer.BadParameter("--out takes one dataset, and no --json")
-    if out is not None and options.engine != EngineChoice.TORCH:
+    if out is not None and len(paths) != 1:
+        raise typer.BadParameter("a folder as --out takes one dataset; for several paths, write a table: all.csv")
+    if out is not None and options.engine != "torch":
         raise typer.BadParameter("--engine is not for --out, whose parts are the same on every machine")
     with quick_imports():
         from vitruvian.data.folder import find_images
@@ -66,47 +97,163 @@ def predict(
     images = [] if out is not None else find_images(paths)  # before a model is downloaded for them
     model = default_source() if model is None else model
     words = None if labels is None else parse_labels(labels)
-    arguments = {"labels": words, "template": template, **options.arguments()}
+    classifier = model if bulk.on else Classifier(model, labels=words, template=template, **vars(options))
     if out is not None:
         from vitruvian.bulk.job import predict as run_predict
 
-        run_predict(
-            paths[0],
-            model if bulk.on else Classifier(model, **arguments),
-            out,
-            top=top,
-            **vars(bulk),
-            track=partial(track_amounts, label="images"),
-        )
-        print(f"wrote predictions to {out}; `vit merge {out}` verifies them")
+        follow = partial(track, label="images", amount=int)
+        run_predict(paths[0], classifier, out, top=top, **vars(bulk), track=follow)
+        finish_job(out, merged, f"predictions to {out}", as_json=as_json)
         return
-    classifier = Classifier(model, **arguments)
-    failed = 0
-    for result in track(classifier.stream(images, top=top, batch_size=bulk.batch_size), len(images), "images"):
-        failed += bool(result.error)
-        print_result(result, as_json=as_json)
+    assert isinstance(classifier, Classifier)
+    failed, write = 0, None
+    with ExitStack() as stack:
+        if table is not None:
+            write = stack.enter_context(open_table(table, {"predictions": min(top, len(classifier.labels))}))
+        for result in track(classifier.stream(images, top=top, batch_size=bulk.batch_size), len(images), "images"):
+            failed += bool(result.error)
+            if sort_into is not None and not result.error:
+                label = "rejected" if result.rejected else result.predictions[0].label
+                copy_into(sort_into / folder_name(label), Path(result.path))
+            if write is not None:
+                row = {"path": None, "rejected": None, "predictions": None, "error": None} | result.to_json()
+                write([row | {"rejected": result.rejected}])
+                if not result.error:
+                    continue
+            print_result(result, as_json)
+    if table is not None:
+        print(f"wrote predictions for {plural(len(images), 'image')} to {table}")
+    if sort_into is not None:
+        print(f"copied {plural(len(images) - failed, 'image')} into class folders in {sort_into}")
     if failed:
         if len(images) > 1:
             print_status(f"{failed} of {len(images)} images could not be read")
         raise typer.Exit(1)
 
 
-def print_result(result: ImageResult, *, as_json: bool) -> None:
-    """Print the predictions for an image; without JSON, an error goes to stderr."""
+def print_result(result: ImageResult, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result.to_json()), flush=True)
     elif result.error:
         print_status(f"error: {result.error}")
     else:
-        print(as_table(result), flush=True)
+        names = [printable(prediction.label) for prediction in result.predictions]
+        width = max(map(len, names))
+        rows = [f"  {label:<{width}}  {p.probability:7.2%}" for label, p in zip(names, result.predictions)]
+        rejected = ["  rejected (none of the classes); the nearest:"] if result.rejected else []
+        print("\n".join([printable(result.path), *rejected, *rows]), flush=True)
 
 
-def as_table(result: ImageResult) -> str:
-    """The path, whether the image was rejected, and one line per prediction with aligned percentages."""
-    from vitruvian.text import printable
+def folder_name(label: str) -> str:
+    """A label as the name of a folder, which is not hidden and does not point elsewhere."""
+    return re.sub(r"[/\\\x00-\x1f]", "_", label).strip().lstrip(".")[:200] or "_"
 
-    labels = [printable(prediction.label) for prediction in result.predictions]
-    width = max(map(len, labels))
-    rows = [f"  {label:<{width}}  {p.probability:7.2%}" for label, p in zip(labels, result.predictions)]
-    rejected = ["  rejected (none of the classes); the nearest:"] if result.rejected else []
-    return "\n".join([printable(result.path), *rejected, *rows])
+
+def copy_into(folder: Path, image: Path) -> None:
+    """Copy an image into a folder under its own name, with a number if that is taken."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = (folder / f"{image.stem}{f'-{i}' if i > 1 else ''}{image.suffix}" for i in itertools.count(1))
+    shutil.copy2(image, next(name for name in names if not name.exists()))
+
+
+@expand_options
+def embed(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A folder, a manifest, shards, Parquet files or a URL.")],
+    model: ModelName,
+    out: Annotated[str, option("FOLDER", "Folder or URL to write the parts to.")],
+    options: LoadOptions,
+    bulk: BulkOptions,
+    dtype: Annotated[Literal["float16", "float32"], typer.Option(help="Data type of the vectors.")] = "float16",
+    merged: Annotated[Path | None, MERGE] = None,
+    as_json: Annotated[bool, flag("--json", "Print one JSON object instead of text.")] = False,
+) -> None:
+    """Write the features of images as Parquet parts.
+
+    They are for search, probes and other programs. Existing parts are not computed again, so a killed job resumes
+    where it stopped. The command that makes the last part verifies that each image is present once.
+    """
+    from vitruvian.table_file import is_table
+
+    if is_table(out):
+        raise typer.BadParameter(
+            f"a folder of parts; for one file, use --out vectors --merge {out}", param_hint="--out"
+        )
+    check_merged(merged)
+    if bulk.on and options != LoadOptions():
+        raise typer.BadParameter("--on loads the model on each node, without --num-heads, --image-size and --device")
+    with quick_imports():
+        from vitruvian.bulk.job import embed as run_embed
+        from vitruvian.inference import Encoder
+
+    encoder = model if bulk.on else Encoder(model, **vars(options))
+    run_embed(data, encoder, out, dtype=dtype, **vars(bulk), track=partial(track, label="images", amount=int))
+    finish_job(out, merged, f"vectors to {out}", as_json=as_json)
+    print_status(f"`vit similar IMAGE --in {out}` searches them")
+
+
+def check_merged(merged: Path | None) -> None:
+    from vitruvian.table_file import is_table
+
+    if merged is not None and not is_table(str(merged)):
+        raise typer.BadParameter(f"{str(merged)!r} is not a .csv, .jsonl or .parquet file", param_hint="--merge")
+
+
+def finish_job(out: str, merged: Path | None, wrote: str, *, as_json: bool) -> None:
+    """Verify all parts of a job and merge them, if this command made the last one; else print how many are missing."""
+    from vitruvian.bulk.result import merge, open_result
+
+    result = open_result(out)
+    names = set(result.folder.names())
+    missing = sum(result.name_of(part) not in names for part in range(result.parts))
+    if missing:
+        later = "verifies them" if merged is None else f"verifies them and, with --merge, writes {merged}"
+        text = f"wrote {wrote}; {missing:,} of {plural(result.parts, 'part')} are missing: the last shard {later}"
+        print(json.dumps({"parts": result.parts, "missing": missing}) if as_json else text)
+        return
+    summary = merge(out, merged, track=partial(track, label="verifying"))
+    if as_json:
+        print(json.dumps(summary.to_json()))
+        return
+    failed, parts = sum(summary.errors.values()), plural(summary.parts, "part")
+    images = f"{plural(summary.images, 'image')} in {parts}, each once; {failed:,} with an error"
+    print(f"wrote {wrote if merged is None else f'{wrote} and {merged}'}: {images}; model {summary.model}")
+    for error, count in summary.errors.items():
+        print(f"  {count:,} x {printable(error)}, such as {printable(summary.examples[error])}")
+
+
+def similar(
+    where: Annotated[str, option("FOLDER", "Vectors of `vit embed`: a folder or a URL.", "--in")],
+    images: Annotated[list[str] | None, typer.Argument(metavar="[IMAGES]", help="Images to search for.")] = None,
+    text: Annotated[list[str] | None, TEXT] = None,
+    top: Annotated[int, option("N", "Number of neighbors per image.", min=1, max=10_000)] = 20,
+    model: Annotated[
+        str | None, option("MODEL", "The model that made the vectors, if it has moved.", "--model", "-m")
+    ] = None,
+    exact: Annotated[bool | None, EXACT] = None,
+    as_json: Annotated[bool, flag("--json", "Print one JSON object per image (JSON Lines).")] = False,
+    out: Annotated[Path | None, option("FILE", "Write a page with thumbnails (.html).", dir_okay=False)] = None,
+) -> None:
+    """Find the images most similar to an image or a text.
+
+    Ranked by cosine similarity of features.
+    """
+    images, texts = images or [], text or []
+    if not images and not texts:
+        raise typer.BadParameter("nothing to search for: give an image or --text")
+    with quick_imports():
+        from vitruvian.bulk.similar import VectorSearch, write_neighbors
+
+    search = VectorSearch(where, exact=exact, track=partial(track, label="parts"))
+    results = search.nearest(search.queries(images, texts, model), top)
+    if out is not None:
+        write_neighbors(out, images, texts, results, search.result)
+    queries = [("path", image) for image in images] + [("text", words) for words in texts]
+    for (kind, name), neighbors in zip(queries, results):
+        if as_json:
+            rows = [{"key": n.key, "similarity": n.similarity, "label": n.label, "index": n.index} for n in neighbors]
+            print(json.dumps({kind: name, "neighbors": rows}), flush=True)
+        else:
+            lines = [f"  {n.similarity:6.3f}  {printable(n.key)}  {printable(n.label or '')}" for n in neighbors]
+            print("\n".join([printable(name), *map(str.rstrip, lines)]), flush=True)
+    if out is not None:
+        print(f"thumbnails: {out}")

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitruvian.cli.options import Batch, Engine, EngineChoice, ImageSize
-from vitruvian.cli.process import quick_imports
+from vitruvian.cli.options import Batch, Engine, ImageSize, option, quick_imports
 from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.progress import print_status
 
@@ -32,36 +31,23 @@ def parse_host(text: str) -> str:
     return text
 
 
+MODELS = option("[NAME=]MODEL", "Weights; repeatable [default: a published DeiT III-S].", "--model", "-m")
+HOST = option("ADDRESS", "Address to listen on; 0.0.0.0 accepts other machines.", parser=parse_host)
+MAX_SECONDS = option("N", "Time limit for receiving a request, and for its response.", min=0.1)
+ALLOW_HOST = option("NAME", "Host name that clients may use; repeatable.", parser=parse_host)
+
+
 def serve(
-    models: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model", "-m", metavar="[NAME=]MODEL", help="Weights; repeatable [default: a published DeiT III-S]."
-        ),
-    ] = None,
-    host: Annotated[
-        str,
-        typer.Option(
-            parser=parse_host, metavar="ADDRESS", help="Address to listen on; 0.0.0.0 accepts other machines."
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port; 0 chooses a free one.")] = 8000,
+    models: Annotated[list[str] | None, MODELS] = None,
+    host: Annotated[str, HOST] = "127.0.0.1",
+    port: Annotated[int, option("N", "Port; 0 chooses a free one.", min=0, max=65535)] = 8000,
     batch_size: Batch = DEFAULT_BATCH_SIZE,
-    queue: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Maximum number of queued images; more get status 429.")
-    ] = 64,
-    max_mb: Annotated[
-        float, typer.Option(min=0.001, metavar="N", help="Maximum size of a request, in megabytes.")
-    ] = 20.0,
-    max_seconds: Annotated[
-        float, typer.Option(min=0.1, metavar="N", help="Time limit for receiving a request, and for its response.")
-    ] = 30.0,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(parser=parse_host, metavar="NAME", help="Host name that clients may use; repeatable."),
-    ] = None,
+    queue: Annotated[int, option("N", "Maximum number of queued images; more get status 429.", min=1)] = 64,
+    max_mb: Annotated[float, option("N", "Maximum size of a request, in megabytes.", min=0.001, max=1e6)] = 20.0,
+    max_seconds: Annotated[float, MAX_SECONDS] = 30.0,
+    allow_host: Annotated[list[str] | None, ALLOW_HOST] = None,
     image_size: ImageSize = None,
-    engine: Engine = EngineChoice.TORCH,
+    engine: Engine = "torch",
 ) -> None:
     """Serve models over HTTP, with a page at / to inspect them.
 
@@ -72,7 +58,7 @@ def serve(
         from vitruvian.engines.graph import Graph
         from vitruvian.errors import ConfigError, require
         from vitruvian.inference import Encoder
-        from vitruvian.serve.limits import ServiceLimits
+        from vitruvian.serve.batching import ServiceLimits
         from vitruvian.serve.server import serve as run
         from vitruvian.weights.hub import BUNDLED, default_source
         from vitruvian.weights.load import check_finite
@@ -80,28 +66,22 @@ def serve(
     require("uvicorn", "serve")
     limits = ServiceLimits(batch_size=batch_size, queue=queue, max_bytes=int(max_mb * 1e6), max_seconds=max_seconds)
     loaded: dict[str, Model | Graph] = {}
-    if models:
-        for name, weights in map(name_and_weights, models):
-            if name in loaded:
-                raise ConfigError(f"--model: two models are called {name!r}; name them with NAME=MODEL")
-            model = Encoder(weights, image_size=image_size, engine=engine.value).model
-            if not isinstance(model, Graph):
-                check_finite(model, weights)
-            loaded[name] = model
-    else:
-        source = default_source()
-        name = "in-package" if source == str(BUNDLED) else name_and_weights(source)[0]
-        loaded[name] = Encoder(source, image_size=image_size, engine=engine.value).model
-    key = os.environ.get(KEY_VARIABLE, "")
-    hosts = tuple(allow_host or ())
+    for name, weights in map(name_and_weights, models or [default_source()]):
+        name = "in-package" if weights == str(BUNDLED) and not models else name
+        if name in loaded:
+            raise ConfigError(f"two models are called {name!r}; name them with NAME=MODEL", where="--model")
+        model = Encoder(weights, image_size=image_size, engine=engine).model
+        if models and not isinstance(model, Graph):
+            check_finite(model, weights)
+        loaded[name] = model
     run(
         loaded,
         host=host,
         port=port,
         limits=limits,
-        engine=engine.value,
-        api_key=key,
-        hosts=hosts,
+        engine=engine,
+        api_key=os.environ.get(KEY_VARIABLE, ""),
+        hosts=tuple(allow_host or ()),
         on_start=lambda url: print_status(f"serving {url}"),
     )
 

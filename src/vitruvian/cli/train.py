@@ -1,74 +1,104 @@
-"""`vit train` and `vit finetune`: from images to a model; an interrupted run is resumed."""
+"""`vit train`, `vit finetune` and `vit study`: from images to models; what was interrupted is resumed."""
 
 from __future__ import annotations
 
+import functools
 import json
+import os
+import textwrap
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
+from typer.core import TyperGroup
 
 from vitruvian.cli.options import (
+    ADVANCED,
+    Changes,
+    Command,
     DataRoot,
-    Quick,
     RecipeOptions,
-    Seeds,
-    TaskData,
-    Weights,
-    complete_task,
+    StartingWeights,
     data_argument,
     expand_options,
-    set_data_root,
+    flag,
+    option,
+    parse_numbers,
+    split_names,
 )
-from vitruvian.cli.process import prints_results
-from vitruvian.progress import print_status
-from vitruvian.tasks import SEEDS
+from vitruvian.progress import print_status, prints_results
+from vitruvian.tasks import DATA_VARIABLE, SEEDS, TASKS, VTAB_TASKS, Task, get_task
+from vitruvian.text import format_duration, table
 
 if TYPE_CHECKING:
+    from vitruvian.study.transfer import Setup, TransferCell
     from vitruvian.training import Run
-    from vitruvian.training.finetune import Sweep, Trial
+    from vitruvian.training.finetune import Sweep
+
+TaskData = Annotated[str, data_argument("a task (`vit datasets`)")]
+Seeds = Annotated[int, option("N", "Number of seeds to average over.", min=1)]
+Quick = Annotated[bool, flag("--quick", "Use one learning rate and one seed.")]
+Models = Annotated[str, option("W,W,...", "Weights to start from: files, directories or published names.")]
+ARCH = option("NAME", "Architecture to train from scratch, with random weights (`vit models`).", "--arch")
+AUTO_RESUME = flag("--auto-resume", "Resume the run in --out if there is one, else start it.", ADVANCED)
+CLUSTER = option("'N x NAME'", "With --plan: estimate for other machines, such as '64 x A100'.", panel=ADVANCED)
+RECIPE = option("NAME", "A recipe or a TOML file [default: the task's, or finetune-small].")
+
+
+def complete_task(incomplete: str) -> list[str]:
+    return [name for name in TASKS if name.startswith(incomplete)]
+
+
+def set_data_root(root: Path | None) -> None:
+    """Make --data-root the directory of all tasks, for this process and those it starts."""
+    if root is not None:
+        os.environ[DATA_VARIABLE] = str(root.expanduser().resolve())
 
 
 @expand_options
 def train(
     options: RecipeOptions,
     data: Annotated[str | None, data_argument("a built-in name (digits)")] = None,
-    recipe: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A recipe or a TOML file [default: one that suits the data].")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--arch", metavar="NAME", help="Architecture to train from scratch (`vit models`).")
-    ] = None,
-    weights: Annotated[str | None, Weights] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Folder of the run [default: a new one in runs/].")
-    ] = None,
-    resume: Annotated[str | None, typer.Option(metavar="RUN", help="Resume this run.")] = None,
-    auto_resume: Annotated[
-        bool, typer.Option("--auto-resume", help="Resume the run in --out if there is one, else start it.")
+    recipe: Annotated[str | None, option("NAME", "A recipe or a TOML file [default: one that suits the data].")] = None,
+    model: Annotated[str | None, ARCH] = None,
+    weights: Annotated[str | None, StartingWeights] = None,
+    out: Annotated[Path | None, option("RUN", "Folder of the run [default: a new one in runs/].")] = None,
+    resume: Annotated[str | None, option("RUN", "Resume this run.")] = None,
+    auto_resume: Annotated[bool, AUTO_RESUME] = False,
+    plan: Annotated[bool, flag("--plan", "Print what would run, with estimates of time and memory.")] = False,
+    cluster: Annotated[str | None, CLUSTER] = None,
+    recipes: Annotated[bool, flag("--recipes", "List the recipes and exit.")] = False,
+    list_settings: Annotated[
+        bool, flag("--settings", "List the settings for --set and exit: `--settings lr` those with lr in their name.")
     ] = False,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Print what would run, with estimates of time and memory.")
-    ] = False,
-    cluster: Annotated[
-        str | None,
-        typer.Option(metavar="'N x NAME'", help="With --plan: estimate for other machines, such as '64 x A100'."),
-    ] = None,
-    recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes and exit.")] = False,
 ) -> None:
-    """Train a model, from scratch or from weights.
+    """Train one model, from scratch or from weights.
 
-    An interrupted run can be resumed exactly with `vit train --resume RUN`. Under torchrun, all processes share the
-    work.
+    To choose the learning rate and repeat with several seeds, use `vit finetune`. An interrupted run can be resumed
+    exactly with `vit train --resume RUN`. Under torchrun, all processes share the work.
     """
     if recipes:
-        from vitruvian.text import table
         from vitruvian.training import read_recipe, recipe_names
 
-        rows = [(name, read_recipe(name)) for name in recipe_names()]
-        print(table(("recipe", "for", "time", "result"), [(name, r.about, r.time, r.result) for name, r in rows]))
+        for name in recipe_names():
+            described = read_recipe(name)
+            print(name)
+            for text in (described.about, f"time: {described.time}", f"result: {described.result}"):
+                print(textwrap.fill(text, 80, initial_indent="    ", subsequent_indent="    "))
+        return
+    if list_settings:
+        from vitruvian.training.recipe import describe_settings
+
+        for name, default, meaning in describe_settings(data or ""):
+            print(f"{name} = {default}")
+            if meaning:
+                print(textwrap.fill(meaning, 80, initial_indent="    ", subsequent_indent="    "))
         return
     changes = options.changes()
+    start: Any = {"recipe": recipe, "model": model, "weights": weights, "settings": changes}
     if cluster is not None:
         if not plan or recipe is None:
             raise typer.BadParameter("--cluster is for --plan and --recipe NAME")
@@ -79,49 +109,47 @@ def train(
     if (data is None) == (resume is None):
         raise typer.BadParameter("give DATA to train on, or --resume RUN")
     if resume is not None and (recipe or model or weights or out or plan):
-        raise typer.BadParameter("--resume takes everything but --workers and some --set from the run")
-    if auto_resume and out is None:
-        raise typer.BadParameter("--auto-resume needs --out RUN")
+        raise typer.BadParameter(
+            "--resume takes everything but --workers and some --set from the run, "
+            "and --epochs to train a finished run longer"
+        )
+    if auto_resume and (out is None or plan):
+        raise typer.BadParameter("--auto-resume needs --out RUN, and has no effect with --plan")
+    if plan and out is not None:
+        raise typer.BadParameter("--out has no effect with --plan, which writes nothing")
     from vitruvian import training
-    from vitruvian.training.journal import TensorBoard
-    from vitruvian.training.planning import plan as make_plan
-    from vitruvian.training.planning import plan_lines
 
     if plan:
-        print("\n".join(plan_lines(make_plan(data, recipe=recipe, model=model, weights=weights, settings=changes))))
+        from vitruvian.training.planning import plan as make_plan
+        from vitruvian.training.planning import plan_lines
+        from vitruvian.training.splits import DataRef
+        from vitruvian.training.train import choose_recipe
+
+        opened = DataRef(data)
+        chosen = choose_recipe(opened, **start)
+        print("\n".join(plan_lines(make_plan(opened, chosen))))
         return
-    listeners = [TensorBoard()]
     if resume is not None:
-        run = training.resume(resume, settings=changes, listeners=listeners)
+        run = training.resume(resume, settings=changes)
     else:
-        run = training.train(
-            data,
-            recipe=recipe,
-            model=model,
-            weights=weights,
-            out=out,
-            settings=changes,
-            listeners=listeners,
-            auto_resume=auto_resume,
-        )
+        run = training.train(data, **start, out=out, auto_resume=auto_resume)
     if prints_results():
         print_run(run)
 
 
 def print_run(run: Run) -> None:
     """Print the accuracy, and where the model is."""
+    from vitruvian.training.run_folder import describe_result
+
     last = run.evaluation
-    if run.recipe.objective == "masked":
-        measured = f"the colors of {last.get('patches')} masked patches in {last['count']} images"
-        use = f"vit finetune DATA --from {run.folder}"
-    else:
-        measured = f"{last['count']} images"
-        use = f"vit predict IMAGES --model {run.folder}"
-    print(f"accuracy {last['top1']:.2f}% on {measured} ({run.facts['validation']}), in {last['seconds']:.0f} s")
+    is_masked = run.recipe.objective == "masked"
+    use = f"vit finetune DATA --from {run.folder}" if is_masked else f"vit predict IMAGES --model {run.folder}"
+    print(f"{describe_result(last, run.facts['validation'])}, in {last['seconds']:.0f} s")
     if run.unreadable:
         print_status(f"{len(run.unreadable)} images could not be read, see {run.folder / 'unreadable.json'}")
     print(f"report: {run.folder / 'report.html'}")
-    print(f"model: {run.folder} ({use})")
+    which = "best" if run.recipe.final == "best" else "last"
+    print(f"model: {run.folder}, weights of step {last['step']} of {run.facts['steps']}, the {which} ({use})")
 
 
 def parse_lrs(text: str) -> list[float]:
@@ -140,42 +168,29 @@ def parse_lrs(text: str) -> list[float]:
 @expand_options
 def finetune(
     data: TaskData,
-    weights: Annotated[str, Weights],
+    weights: Annotated[str, StartingWeights],
     options: RecipeOptions,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of all trials [default: in runs/].")] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="A recipe or a TOML file [default: the task's, or finetune-small]."),
-    ] = None,
+    out: Annotated[Path | None, option("DIR", "Folder of all trials [default: in runs/].")] = None,
+    recipe: Annotated[str | None, RECIPE] = None,
     task: Annotated[
         str | None,
-        typer.Option(
-            metavar="TASK",
-            help="Use the recipe, preprocessing and metric of this task.",
-            autocompletion=complete_task,
-        ),
+        option("TASK", "Use the recipe, preprocessing and metric of this task.", autocompletion=complete_task),
     ] = None,
     quick: Quick = False,
-    lrs: Annotated[
-        str | None, typer.Option(metavar="LR,LR,...", help="Learning rates to sweep, instead of the recipe's.")
-    ] = None,
+    lrs: Annotated[str | None, option("LR,LR,...", "Learning rates to sweep, instead of the recipe's.")] = None,
     seeds: Seeds = SEEDS,
-    steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Training steps of each trial.")] = None,
-    image_size: Annotated[
-        int | None, typer.Option(min=1, metavar="PIXELS", help="Input size; the position embedding is resized.")
-    ] = None,
+    steps: Annotated[int | None, option("N", "Training steps of each trial.", min=1)] = None,
     data_root: DataRoot = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print the result as one JSON object.")] = False,
 ) -> None:
-    """Fine-tune weights with the paper's protocol.
+    """Choose a learning rate, then fine-tune with several seeds.
 
-    Sweeps the recipe's learning rates on a dev split, trains with the best one on all images with several seeds, and
-    reports mean and standard deviation on the test split. The same command resumes after an interruption.
+    This is the paper's protocol and trains many models: one per learning rate on a dev split, then one per seed with
+    the best rate on all images, measured on the test split. For a single run, use `vit train DATA --from WEIGHTS`.
+    The same command resumes after an interruption.
     """
-    from vitruvian.tasks import get_task
     from vitruvian.training.finetune import finetune as run_protocol
     from vitruvian.training.finetune import protocol_for
-    from vitruvian.training.journal import TensorBoard
 
     set_data_root(data_root)
     protocol = protocol_for(
@@ -183,39 +198,287 @@ def finetune(
         weights,
         recipe=recipe,
         task=get_task(task) if task else None,
-        settings=options.changes(steps=steps, image_size=image_size),
+        settings=options.changes(steps=steps),
         lrs=() if lrs is None else parse_lrs(lrs),
         seeds=seeds,
     )
-    sweep = run_protocol(protocol.quick() if quick else protocol, out, listeners=[TensorBoard()])
+    sweep = run_protocol(protocol.quick() if quick else protocol, out)
     if prints_results():
         print(json.dumps(sweep.to_json())) if as_json else print_sweep(sweep)
         if sweep.unreadable:
-            count = len(sweep.unreadable)
-            print_status(
-                f"{count:,} images could not be read; unreadable.json in the folders of {sweep.folder} lists them"
-            )
+            where = f"unreadable.json in the folders of {sweep.folder}"
+            print_status(f"{len(sweep.unreadable):,} images could not be read; {where} lists them")
 
 
 def print_sweep(sweep: Sweep) -> None:
     """Print every trial, the result, and where the model is."""
-    from vitruvian.text import table
     from vitruvian.training.finetune import format_mean
 
-    headings = ("trial", ">lr", ">seed", "for", ">top-1", ">mean per class", "")
-    print(table(headings, [trial_row(sweep, trial) for trial in sweep.trials]))
+    rows = []
+    for trial in sweep.trials:
+        measures = trial.measures
+        accuracies = [f"{measures[key]:.2f}%" if measures else trial.state for key in ("top1", "mean_per_class")]
+        chosen = "chosen" if trial.kind == "dev" and trial.lr == sweep.chosen_lr else ""
+        purpose = {"dev": "choosing the lr", "test": "result"}[trial.kind]
+        rows.append((trial.name, f"{trial.lr:g}", str(trial.seed), purpose, *accuracies, chosen))
+    print(table(("trial", ">lr", ">seed", "for", ">top-1", ">mean per class", ""), rows))
     count = len(sweep.values())
     runs = f"mean and standard deviation of {count} runs" if count > 1 else "one run"
-    print(f"\ntop-1 {format_mean(sweep, 'top1')}, mean per class {format_mean(sweep, 'mean_per_class')} ({runs})")
+    top1, mean_per_class = (format_mean(sweep.values(metric)) for metric in ("top1", "mean_per_class"))
+    print(f"\ntop-1 {top1} %, mean per class {mean_per_class} % ({runs})")
     print(f"measured on {sweep.measured_on}")
     best = next(trial for trial in sweep.test if trial.state == "done")
     print(f"report: {sweep.folder / 'report.html'}")
     print(f"model: {best.folder} (vit predict IMAGES --model {best.folder})")
 
 
-def trial_row(sweep: Sweep, trial: Trial) -> tuple[str, ...]:
-    measures = trial.measures
-    accuracies = [f"{measures[key]:.2f}%" if measures else trial.state for key in ("top1", "mean_per_class")]
-    chosen = "chosen" if trial.kind == "dev" and trial.lr == sweep.chosen_lr else ""
-    purpose = {"dev": "choosing the lr", "test": "result"}[trial.kind]
-    return trial.name, f"{trial.lr:g}", str(trial.seed), purpose, *accuracies, chosen
+@dataclass(frozen=True, kw_only=True)
+class StudyOptions:
+    """Options of every study."""
+
+    panel: ClassVar = "Options"
+    out: Annotated[Path | None, option("DIR", "Folder of the study [default: in runs/].")] = None
+    settings: Changes = None
+    as_json: Annotated[bool, flag("--json", "Print one JSON object per cell (JSON Lines).")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferOptions(StudyOptions):
+    """Options of studies that fine-tune published weights."""
+
+    quick: Quick = False
+    recipe: Annotated[str | None, option("NAME", "A recipe to use instead of each task's own.")] = None
+    seeds: Seeds = SEEDS
+    data_root: DataRoot = None
+
+    @property
+    def setup(self) -> Setup:
+        from vitruvian.study.transfer import Setup
+
+        return Setup(recipe=self.recipe, settings=tuple(self.settings or ()), quick=self.quick, seeds=self.seeds)
+
+    def run(
+        self, models: str, tasks: Sequence[Task], name: str, recipes: Mapping[str, str] = MappingProxyType({})
+    ) -> list[TransferCell]:
+        """Fine-tune every model on every task; `recipes` replace those of some tasks."""
+        from vitruvian.study.transfer import transfer
+
+        set_data_root(self.data_root)
+        names = split_names(models)
+        if not names:
+            raise typer.BadParameter("give weights to start from", param_hint="--models")
+        setup = replace(self.setup, recipes=recipes)
+        return list(transfer(names, tasks, self.out or Path(f"runs/study-{name}"), setup=setup))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationOptions(StudyOptions):
+    """Options of studies that train models."""
+
+    recipe: Annotated[
+        str | None, option("NAME", "A recipe or a TOML file instead of the study's small one, such as the paper's.")
+    ] = None
+    rows: Annotated[str, option("R,R,...", "Rows of the study, or recipes as rows [default: all rows].")] = ""
+    columns: Annotated[str, option("C,C,...", "Columns of the study, or other numbers [default: all columns].")] = ""
+    seeds: Seeds = SEEDS
+    plan: Annotated[bool, flag("--plan", "Print which cells would run and how long; train nothing.")] = False
+
+    def run(self, name: str, data: str) -> None:
+        """Run a study and print it, or print its plan."""
+        from vitruvian.study.ablation import estimate_seconds, plan_study, run_study
+
+        study = plan_study(
+            name,
+            data,
+            recipe=self.recipe,
+            rows=split_names(self.rows),
+            columns=split_names(self.columns),
+            settings=self.settings or [],
+            seeds=self.seeds,
+            out=self.out,
+        )
+        if self.plan:
+            rows, total = [], 0.0
+            for run, seconds in estimate_seconds(study):
+                total += seconds
+                numbers = f"{run.recipe.steps:,}", f"{run.multiply_adds:.3g}"
+                rows.append((run.folder.name, *numbers, format_duration(seconds) if seconds else "-", run.state))
+            print(table(("run", ">steps", ">multiply-adds", ">about", "state"), rows))
+            about = f"about {format_duration(total)} in all, as measured now on a few steps"
+            print(f"\n{len(study.cells)} cells, {len(rows)} runs in {study.folder}, {about}")
+            return
+        run_study(study)
+        if self.as_json and prints_results():
+            print("\n".join(json.dumps(cell.to_json()) for cell in study.cells))
+        elif prints_results():
+            print(table(study.headings, [cell.texts() for cell in study.cells]))
+            print("\n".join(["", *study.remarks()]))
+            if study.kind.beside:
+                print(f"\n{study.paper_text()}")
+            plot = f"; plot: {study.folder / 'study.png'}" if study.kind.x else ""
+            print(f"\nreport: {study.folder / 'report.html'}{plot}")
+
+
+Tasks = Annotated[str, option("T,T,...", "Tasks (`vit datasets`) [default: those of the table].")]
+
+
+@expand_options
+def table5(models: Models, options: TransferOptions, tasks: Tasks = "") -> None:
+    """Fine-tune models on tasks and print the results beside the paper's Table 5.
+
+    A task without images leaves its cell empty and prints the reason; the others run.
+    """
+    from vitruvian.study.transfer import TABLE5_TASKS, find_tasks
+
+    cells = options.run(models, find_tasks(tasks.split(",") if tasks else TABLE5_TASKS), "table5")
+    print_transfer(cells, options, ("table5", "table2"))
+
+
+@expand_options
+def table2(models: Models, options: TransferOptions, tasks: Tasks = "") -> None:
+    """Fine-tune models on tasks and print the results beside the paper's Table 2: ImageNet at 512 pixels, and VTAB.
+
+    A task without images leaves its cell empty and prints the reason; the others run.
+    """
+    from vitruvian.study.transfer import TABLE2_RECIPES, TABLE2_TASKS, find_tasks
+
+    cells = options.run(models, find_tasks(tasks.split(",") if tasks else TABLE2_TASKS), "table2", TABLE2_RECIPES)
+    print_transfer(cells, options, ("table2",))
+
+
+@expand_options
+def vtab(models: Models, options: TransferOptions) -> None:
+    """Fine-tune models on the 19 tasks of VTAB-1k and print the means of its groups."""
+    from vitruvian.study.transfer import vtab_result
+
+    cells = options.run(models, VTAB_TASKS, "vtab")
+    for model in dict.fromkeys(cell.model for cell in cells) if prints_results() else ():
+        result = vtab_result(model, cells)
+        print(json.dumps(result)) if options.as_json else print_vtab(result, cells, options.setup)
+    if not any(cell.values for cell in cells):
+        raise typer.Exit(1)  # the reasons have been printed
+
+
+@expand_options
+def speed(
+    models: Annotated[str, option("M,M,...", "Architectures (`vit models`) [default: small ones].")] = "",
+    sizes: Annotated[str, option("N,N,...", "Input sizes in pixels.")] = "64,128,224,320",
+    batches: Annotated[str, option("N,N,...", "Batch sizes, of which the fastest counts.")] = "1,4,16",
+    memory: Annotated[float, option("GB", "Memory that the largest batch has to fit into.", min=0.001)] = 16.0,
+    rounds: Annotated[int, option("N", "Measurements of each batch size.", min=1)] = 5,
+    device: Annotated[str, option("NAME", "cpu, or cuda if available.")] = "cpu",
+    out: Annotated[Path, option("DIR", "Folder of the study.")] = Path("runs/study-speed"),
+    as_json: Annotated[bool, flag("--json", "Print one JSON object per cell (JSON Lines).")] = False,
+) -> None:
+    """Measure images per second and the largest batch in memory over input sizes, without weights (Figure 12)."""
+    from vitruvian.study.speed import DIFFERS, FINDING, HEADINGS, MODELS, speed_study
+
+    cells = speed_study(
+        out,
+        models=split_names(models) or MODELS,
+        sizes=parse_numbers(sizes, "--sizes"),
+        batches=parse_numbers(batches, "--batches"),
+        memory=memory,
+        rounds=rounds,
+        device=device,
+    )
+    if as_json:
+        print("\n".join(json.dumps(asdict(cell)) for cell in cells))
+        return
+    print(table(HEADINGS, [cell.texts() for cell in cells]))
+    for cell in (cell for cell in cells if cell.missing):
+        print(f"missing: {cell.model} at {cell.image_size}: {cell.missing}")
+    print(f"\nthe paper (Figure 12): {FINDING}\n{DIFFERS}\n\nreport: {out / 'report.html'}")
+
+
+def training_study(name: str) -> Callable[..., None]:
+    """The function of `vit study NAME DATA`."""
+
+    def run(data: TaskData, options: AblationOptions) -> None:
+        options.run(name, data)
+
+    return expand_options(run)
+
+
+@functools.cache
+def training_studies() -> MutableMapping[str, Any]:
+    """The commands of the studies that train models, by name."""
+    from vitruvian.study.kinds import study_kinds
+
+    studies = typer.Typer(rich_markup_mode=None)
+    for kind in study_kinds().values():
+        studies.command(kind.name, cls=Command, help=f"{kind.about}.")(training_study(kind.name))
+    return typer.main.get_group(studies).commands
+
+
+class StudyGroup(TyperGroup):
+    """Adds the studies of `studies.toml` when they are asked for; reading it would slow down every `vit`."""
+
+    @property
+    def commands(self) -> MutableMapping[str, Any]:
+        return {**self.other_studies, **training_studies()}
+
+    @commands.setter
+    def commands(self, commands: MutableMapping[str, Any]) -> None:
+        self.other_studies = commands
+
+
+study = typer.Typer(help="Reproduce the paper's tables, figures and ablations.", cls=StudyGroup, no_args_is_help=True)
+for command in (table2, table5, vtab, speed):
+    study.command(cls=Command)(command)
+
+
+def print_transfer(cells: list[TransferCell], options: TransferOptions, paper_names: Sequence[str]) -> None:
+    """Print the measured rows, then the paper's rows in the same columns; the 19 tasks of VTAB are one column."""
+    from vitruvian.study.paper import beside, differs_text
+    from vitruvian.study.transfer import vtab_result
+
+    models = list(dict.fromkeys(cell.model for cell in cells))
+    by = {(cell.model, cell.task.name): cell.text for cell in cells}
+    tasks = list(dict.fromkeys(cell.task.name for cell in cells))
+    names = [task.name for task in VTAB_TASKS]
+    if set(names) <= set(tasks):
+        tasks = [*(task for task in tasks if task not in names), "vtab"]
+        for model in models:
+            mean = vtab_result(model, [cell for cell in cells if cell.task in VTAB_TASKS])["vtab_mean"]
+            by[model, "vtab"] = "-" if mean is None else f"{mean:.2f}"
+    paper = beside(tasks, *paper_names)
+    if options.as_json and prints_results():
+        print("\n".join(json.dumps(cell.to_json()) for cell in cells))
+    elif prints_results():
+        rows = [["measured", model, *(by[model, task] for task in tasks)] for model in models]
+        print(table(("", "model", *(f">{task}" for task in tasks)), [*rows, *paper]))
+        if paper:
+            print(differs_text(options.setup.differs))
+        means = sorted({cell.task.name for cell in cells if cell.metric == "mean_per_class"})
+        if means:
+            print(f"\nmean per class: {', '.join(means)}; the others are top-1, in percent")
+        print_missing(cells)
+    if not any(cell.values for cell in cells):
+        raise typer.Exit(1)  # the reasons have been printed
+
+
+def print_missing(cells: list[TransferCell]) -> None:
+    for cell in cells:
+        if cell.missing:
+            print(f"missing: {cell.model} on {cell.task.name}: {cell.missing}")
+
+
+def print_vtab(result: dict[str, Any], cells: list[TransferCell], setup: Setup) -> None:
+    """Print each task, the groups and the mean, beside the rows of Table 9."""
+    from vitruvian.study.paper import differs_text, paper_rows
+
+    model_cells, paper = [cell for cell in cells if cell.model == result["model"]], paper_rows("table9")
+    measured = [(cell.task.name, cell.task.group, cell.text) for cell in model_cells]
+    for name, group in result["groups"].items():
+        mean_text = "-" if group["mean"] is None else f"{group['mean']:.2f}"
+        measured.append((f"vtab-{name}", f"mean of {group['measured']} of {group['tasks']}", mean_text))
+    mean_text = "-" if result["mean_of_measured"] is None else f"{result['mean_of_measured']:.2f}"
+    measured.append(("vtab", f"mean of {result['measured']} of {len(VTAB_TASKS)}", mean_text))
+    headings = ("task", "group", ">measured", *(f">{row.name}" for row in paper))
+    print(result["model"])
+    print(table(headings, [(name, group, text, *(row.text(name) for row in paper)) for name, group, text in measured]))
+    if result["vtab_mean"] is None:
+        print(f"VTAB is the mean over all {len(VTAB_TASKS)} tasks")
+    print(differs_text(setup.differs))
+    print_missing(model_cells)

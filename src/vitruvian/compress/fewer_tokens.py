@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.compress.loss import expected_losses
-from vitruvian.config import DEFAULT_BATCH_SIZE, INNER_POSITIONS, CascadeConfig, ViTConfig
+from vitruvian.config import DEFAULT_BATCH_SIZE, CascadeConfig, ViTConfig
 from vitruvian.cost import multiply_adds
-from vitruvian.data.decode import Unreadable
 from vitruvian.data.formats import open_images
-from vitruvian.data.sources import Source
 from vitruvian.errors import ConfigError, DataError, argument
 from vitruvian.evaluation.evaluate import default_split
 from vitruvian.inference import Classifier, Encoder, first_pass_pixels, probabilities_of
@@ -26,30 +23,17 @@ from vitruvian.model.cores import map_over_cores
 from vitruvian.model.token_merging import fit_thresholds
 from vitruvian.model.vit import ViT
 from vitruvian.progress import Track, no_tracking, print_status, track
-from vitruvian.settings import Size, as_size, check_range
+from vitruvian.settings import Record, Size, as_size, check_range
 from vitruvian.weights.load import check_finite, load, with_merging, without_cascade
 
 # n images, B images of a batch, K outputs
 
-Counts = tuple[int, ...]
-"""Number of tokens to merge in each block; empty for none."""
-
-MERGING_BLOCKS = 3
-"""Blocks that merge tokens; each adds a fixed cost, whatever the number of tokens."""
+Counts = tuple[int, ...]  # number of tokens to merge in each block; empty for none
+MERGING_BLOCKS = 3  # blocks that merge tokens; each adds a fixed cost, whatever the number of tokens
 MERGED_SHARES = (0.03, 0.05, 0.07, 0.09, 0.12, 0.15, 0.2)
 """Fractions of an image's patches that merge in each of these blocks, in increasing order."""
-COMPARED_SHARE = 0.12
-"""The fraction with which sets of blocks are compared."""
-MAX_IMAGES = 256
-"""Number of images to fit thresholds of token merging on; all are in memory."""
-
-
-def can_merge(model: Model) -> bool:
-    """Whether merging is supported and not yet used: position encodings inside attention need all patches."""
-    config = model.config
-    if not isinstance(config, ViTConfig) or config.merges_tokens:
-        return False
-    return not (config.rope or config.pos_embed in INNER_POSITIONS)
+COMPARED_SHARE = 0.12  # the fraction with which sets of blocks are compared
+MAX_IMAGES = 256  # number of images to fit thresholds of token merging on; all are in memory
 
 
 def merge_tokens(model: Model, counts: Counts) -> Model:
@@ -63,12 +47,12 @@ def merging_steps(model: Model, pixels: Tensor) -> list[Counts]:
     Sets of blocks in the middle of the model are compared on `pixels`. Early blocks change too much, late ones save too
     little. Returns an empty list if the model cannot merge tokens.
     """
-    if not can_merge(model):
+    config = model.config
+    if not isinstance(config, ViTConfig) or config.merges_tokens:
         return []
-    assert isinstance(model.config, ViTConfig)
-    depth, patches = model.config.depth, model.config.grid[0] * model.config.grid[1]
+    depth, patches = config.depth, config.grid[0] * config.grid[1]
     candidates = candidate_blocks(depth)
-    if not candidates:
+    if not candidates or config.needs_all_patches:
         return []
     expected = log_probabilities(model, pixels)
     costs = {}
@@ -104,8 +88,7 @@ def merging_cost(model: Model, counts: Counts, pixels: Tensor, expected: Tensor)
     return float(divergence.clamp(min=0).sqrt().mean()) / saved
 
 
-def log_probabilities(model: Model, pixels: Tensor) -> Tensor:
-    """(B, K)"""
+def log_probabilities(model: Model, pixels: Tensor) -> Tensor:  # (B, K)
     with torch.inference_mode():
         return map_over_cores(model, pixels).log_softmax(dim=-1)
 
@@ -120,18 +103,10 @@ def describe_counts(counts: Counts) -> str:
 def fit_merging(
     model: Model | str | Path, data: object, r: int | tuple[int, ...], *, split: str | None = None
 ) -> Model:
-    """Fit similarity thresholds with which `r` tokens merge in each block on average over the images of `data`.
+    """A model with the same weights that merges tokens by similarity thresholds, `r` tokens per block on average.
 
-    With thresholds, images with similar patches merge more tokens than others.
-
-    Args:
-        model: A model, or a file, directory or published name to load.
-        data: A dataset or a folder of images; labels are not used. At most 256 images are used, evenly spread.
-        r: Mean number of tokens to merge in each block, or one number per block.
-        split: Split of the dataset.
-
-    Returns:
-        A model that merges by thresholds, with the same weights.
+    With thresholds, images with similar patches merge more tokens than others. They are fitted on at most 256 images of
+    `data`, a dataset or a folder of images, evenly spread; labels are not used.
     """
     original = load(model) if isinstance(model, str | Path) else model
     check_finite(original, original.meta.source or "the model")
@@ -140,7 +115,8 @@ def fit_merging(
     if not any(merged.config.tome_counts):
         raise ConfigError(f"{argument('tome_r', 0)} merges no tokens", hint="set the tokens per block, such as 8")
     merged.meta.preprocess.require_one_size("a threshold for merging")
-    source = open_split(data, split)
+    splits = open_images(data, split=split)
+    source = splits[default_split(splits)]
     chosen = np.unique(np.linspace(0, len(source) - 1, min(MAX_IMAGES, len(source))).astype(np.int64))
     batches = Encoder(merged).run_source(Tensor.contiguous, source, chosen, unreadable=[])
     pixels = torch.cat([batch for _, batch in batches])
@@ -149,29 +125,16 @@ def fit_merging(
     return with_merging(original, thresholds=thresholds)
 
 
-def open_split(data: object, split: str | None) -> Source:
-    """A split of a dataset, or of a folder of images without classes."""
-    splits = open_images(data, split=split)
-    return splits[default_split(splits)]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FittedCascade:
+class FittedCascade(Record):
     """A cascade, and its effect on the images that it was fitted on."""
 
     cascade: CascadeConfig
     images: int
-    again: float
-    """Percent of the images that the full model computes after the first pass."""
-    cost: float
-    """Multiply-adds per image, relative to the full model."""
-    expected_loss: float
-    """Expected loss of top-1 in points, by the full model's probabilities."""
-    disagreement: float
-    """Percent of the images whose prediction differs from the full model's."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    again: float  # percent of the images that the full model computes after the first pass
+    cost: float  # multiply-adds per image, relative to the full model
+    expected_loss: float  # expected loss of top-1 in points, by the full model's probabilities
+    disagreement: float  # percent of the images whose prediction differs from the full model's
 
     def __str__(self) -> str:
         return (
@@ -197,14 +160,10 @@ def fit_cascade(
     To use the result: `model.meta = model.meta.replace(cascade=fitted.cascade)`.
 
     Args:
-        model: A model, or a file, directory or published name to load.
         data: A dataset or a folder of images; labels are not used.
         image_size: Smaller image size of the first pass.
         tome_r: Tokens that the first pass merges in each block.
         max_loss: Largest expected loss of top-1 in points, by the full model's probabilities.
-        split: Split of the dataset.
-        batch_size: Inference batch size.
-        track: Reports progress.
 
     Raises:
         ConfigError: The first pass is not cheaper, or the cascade would save nothing within `max_loss`.
@@ -220,11 +179,22 @@ def fit_cascade(
     assert isinstance(first.config, ViTConfig)
     first_cost = multiply_adds(first.config, cascade.image_size or full_size) / multiply_adds(full.config, full_size)
     if first_cost >= 1:
-        raise ConfigError(
-            "the first pass costs as much as the full model",
-            hint=f"set {argument('image_size')} or {argument('tome_r')}",
-        )
-    certainty, losses = run_both_passes(full, cascade, data, split=split, batch_size=batch_size, track=track)
+        reason = "the first pass costs as much as the full model"
+        raise ConfigError(reason, hint=f"set {argument('image_size')} or {argument('tome_r')}")
+    both = Classifier(without_cascade(full)), Classifier(first)
+
+    def compute(pixels: Tensor) -> Tensor:
+        before, after = both[0].logits(pixels), both[1].logits(first_pass_pixels(pixels, cascade))
+        return torch.from_numpy(np.stack(certainty_and_losses(full, before, after), axis=1))
+
+    splits = open_images(data, split=split)
+    source = splits[default_split(splits)]
+    every = np.arange(len(source))
+    batches = both[0].run_source(compute, source, every, unreadable=[], batch_size=batch_size, track=track)
+    pairs = [rows for _, rows in batches]
+    if not pairs:
+        raise DataError("no image to fit a cascade on", where=source.name)
+    certainty, losses = torch.cat(pairs).T.numpy()
     threshold = fit_threshold(certainty, losses, max_loss)
     certain = certainty > threshold
     again = 1 - certain.mean()
@@ -257,23 +227,3 @@ def certainty_and_losses(
     """Probability and expected loss (n,) of the first pass, for logits (n, K) of the full model and the first pass."""
     certainty = probabilities_of(model, after).double().amax(dim=1)
     return certainty.numpy(), expected_losses(model, before, after).numpy()
-
-
-def run_both_passes(
-    model: Model, cascade: CascadeConfig, data: object, *, split: str | None, batch_size: int, track: Track
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """`certainty_and_losses` of all images of a split."""
-    full, first = Classifier(without_cascade(model)), Classifier(with_merging(model, cascade.tome_r))
-
-    def compute(pixels: Tensor) -> Tensor:
-        pair = certainty_and_losses(model, full.logits(pixels), first.logits(first_pass_pixels(pixels, cascade)))
-        return torch.from_numpy(np.stack(pair, axis=1))
-
-    source = open_split(data, split)
-    indices, unreadable = np.arange(len(source)), list[Unreadable]()
-    batches = full.run_source(compute, source, indices, unreadable=unreadable, batch_size=batch_size, track=track)
-    pairs = [rows for _, rows in batches]
-    if not pairs:
-        raise DataError("no image to fit a cascade on", where=source.name)
-    certainty, losses = torch.cat(pairs).T.numpy()
-    return certainty, losses

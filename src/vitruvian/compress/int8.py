@@ -8,9 +8,10 @@ another.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -19,33 +20,24 @@ from torch import Tensor
 
 from vitruvian.compress.smooth import channel_maxima, dense_layers, hook_inputs, smooth
 from vitruvian.engines.export import Forward
-from vitruvian.errors import ConfigError, ConversionError, argument
+from vitruvian.errors import ConversionError, argument
 from vitruvian.machine import processor_flags
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.progress import Track, no_tracking
-from vitruvian.settings import Size
 from vitruvian.weights.load import with_merging
 
 # n tokens, D channels of a layer's input, O of its output
 
 WEIGHT_BITS = 7
-VNNI = {"avx512_vnni", "avx_vnni", "asimddp"}
-"""Flags of processors that multiply 8-bit numbers and add the products in 32 bits."""
-LEVELS = 255
-"""Steps of an 8-bit activation."""
-TOKENS_PER_BATCH = 256
-"""Number of tokens per batch to fit the range of an activation on."""
-QUANTILES = (1.0, 0.9999, 0.999, 0.998, 0.995)
-"""Fractions of the values that a candidate range covers."""
-MAX_FLOAT_CHANNELS = 2
-"""Maximum number of channels of a layer that stay float."""
-FLOAT_CHANNEL_GAIN = 0.5
-"""A float channel costs extra operations, so the error must fall below this fraction."""
-DAMPING = 0.01
-"""Added to the diagonal of GPTQ's second moments, as a fraction of its mean, to regularize few calibration images."""
-BLOCK_COLUMNS = 128
-"""Number of columns whose errors GPTQ propagates to later columns in one product."""
+VNNI = {"avx512_vnni", "avx_vnni", "asimddp"}  # flags of processors that add 8-bit products in 32 bits
+LEVELS = 255  # steps of an 8-bit activation
+TOKENS_PER_BATCH = 256  # number of tokens per batch to fit the range of an activation on
+QUANTILES = (1.0, 0.9999, 0.999, 0.998, 0.995)  # fractions of the values that a candidate range covers
+MAX_FLOAT_CHANNELS = 2  # maximum number of channels of a layer that stay float
+FLOAT_CHANNEL_GAIN = 0.5  # a float channel costs extra operations, so the error must fall below this fraction
+DAMPING = 0.01  # added to GPTQ's second moments, as a fraction of their mean, to regularize few images
+BLOCK_COLUMNS = 128  # number of columns whose errors GPTQ propagates to later columns in one product
 
 Range = tuple[float, float]
 
@@ -92,53 +84,44 @@ def best_range(values: Tensor) -> Range:
     return min(errors, key=errors.__getitem__) if errors else (0.0, 1.0)
 
 
-@dataclass(slots=True)
-class InputSample:
-    """Sampled tokens of a layer's input, and the smallest and largest value of each channel."""
+def fit_input(x: Tensor, ends: Tensor, weight: Tensor, bits: int) -> Int8Input:
+    """The best range for tokens x (n, D), with as few float channels as are worth their cost.
 
-    tokens: list[Tensor] = field(default_factory=list)
-    ends: list[Tensor] = field(default_factory=list)
-
-    def fit(self, weight: Tensor, bits: int) -> Int8Input:
-        """The best range, with as few float channels as are worth their cost, those with the largest values."""
-        x, ends = torch.cat(self.tokens), torch.cat(self.ends)
-        by_size = ends.abs().amax(dim=0).argsort(descending=True).tolist()
-        best, error = fit_input(x, ends, weight, bits, ())
-        for count in range(1, min(MAX_FLOAT_CHANNELS, len(by_size) - 1) + 1):
-            candidate, smaller = fit_input(x, ends, weight, bits, tuple(by_size[:count]))
-            if smaller < FLOAT_CHANNEL_GAIN * error:
-                best, error = candidate, smaller
-        return best
-
-
-def fit_input(
-    x: Tensor, ends: Tensor, weight: Tensor, bits: int, float_channels: tuple[int, ...]
-) -> tuple[Int8Input, float]:
-    """The range for given float channels, and the mean squared error of the layer's output in int8."""
-    values = torch.cat([x, ends])
-    int8_channels = [channel for channel in range(values.shape[1]) if channel not in float_channels]
-    layer_input = Int8Input(ends=best_range(values[:, int8_channels].flatten()), float_channels=float_channels)
-    codes, scale = round_weights(layer_input.mask(weight, 0.0), bits)
-    output = F.linear(layer_input.quantize(x), layer_input.mask(codes * scale, weight))
-    return layer_input, float(F.mse_loss(output, F.linear(x, weight)))
+    `ends` (m, D) are the smallest and largest values of each channel. The channels with the largest become float, if
+    the squared error of the layer's output in int8 then falls enough.
+    """
+    by_size = ends.abs().amax(dim=0).argsort(descending=True).tolist()
+    values, expected = torch.cat([x, ends]), F.linear(x, weight)
+    fits: list[tuple[Int8Input, float]] = []  # each worth its cost over the previous one
+    for count in range(min(MAX_FLOAT_CHANNELS, len(by_size) - 1) + 1):
+        best = best_range(values[:, sorted(by_size[count:])].flatten())
+        layer_input = Int8Input(ends=best, float_channels=tuple(by_size[:count]))
+        codes, scale = round_weights(layer_input.mask(weight, 0.0), bits)
+        output = F.linear(layer_input.quantize(x), layer_input.mask(codes * scale, weight))
+        error = float(F.mse_loss(output, expected))
+        if not fits or error < FLOAT_CHANNEL_GAIN * fits[-1][1]:
+            fits.append((layer_input, error))
+    return fits[-1][0]
 
 
 def fit_inputs(model: ViT, batches: Sequence[Tensor], bits: int) -> dict[str, Int8Input]:
     """Range and float channels of each dense layer's input, from calibration images."""
-    layers, samples = dense_layers(model), dict[str, InputSample]()
-    generator = torch.Generator().manual_seed(0)
+    layers, generator = dense_layers(model), torch.Generator().manual_seed(0)
+    tokens, ends = defaultdict[str, list[Tensor]](list), defaultdict[str, list[Tensor]](list)
 
     def add(name: str, x: Tensor) -> None:
         flat = x.detach().flatten(0, -2)
-        sample = samples.setdefault(name, InputSample())
-        sample.tokens.append(flat[torch.randperm(len(flat), generator=generator)[:TOKENS_PER_BATCH]])
-        sample.ends.append(torch.stack(list(flat.aminmax(dim=0))))
+        tokens[name].append(flat[torch.randperm(len(flat), generator=generator)[:TOKENS_PER_BATCH]])
+        ends[name].append(torch.stack(list(flat.aminmax(dim=0))))
 
     with torch.inference_mode():
         with hook_inputs(layers, add):
             for pixels in batches:
                 model(pixels)
-        return {name: sample.fit(layers[name].weight, bits) for name, sample in samples.items()}
+        return {
+            name: fit_input(torch.cat(tokens[name]), torch.cat(ends[name]), layers[name].weight, bits)
+            for name in tokens
+        }
 
 
 def weight_scale(weight: Tensor, bits: int) -> tuple[int, Tensor]:
@@ -195,26 +178,13 @@ class Int8Layer:
     """A dense layer in int8."""
 
     input: Int8Input
-    codes: Tensor
-    """(O, D) integer weights."""
-    scale: Tensor
-    """(O, 1)"""
-
-    @property
-    def weight(self) -> Tensor:
-        return self.codes * self.scale
+    codes: Tensor  # (O, D) integer weights
+    scale: Tensor  # (O, 1)
 
 
 def has_vnni() -> bool:
     """Whether the processor is known to add 8-bit products without saturation."""
     return bool(VNNI & processor_flags())
-
-
-def check_bits(bits: int) -> None:
-    if bits not in (7, 8):
-        raise ConfigError(f"{argument('weight_bits', bits)} is not 7 or 8")
-    if bits == 8 and not has_vnni():
-        raise ConfigError(f"{argument('weight_bits', 8)} saturates on this processor, which has no VNNI", hint="use 7")
 
 
 def prepare(model: Model, batches: Sequence[Tensor], bits: int = WEIGHT_BITS) -> tuple[ViT, dict[str, Int8Input]]:
@@ -265,7 +235,8 @@ def simulate(model: ViT, quantized: Mapping[str, Int8Layer], run: Forward | None
         weights = {name: layer.weight.data for name, layer in layers.items()}
         try:
             for name, layer in layers.items():
-                layer.weight.data = quantized[name].input.mask(quantized[name].weight, weights[name])
+                int8 = quantized[name]
+                layer.weight.data = int8.input.mask(int8.codes * int8.scale, weights[name])
             with hook_inputs(layers, lambda name, x: quantized[name].input.quantize(x)), torch.no_grad():
                 return (run or model)(pixels)
         finally:
@@ -292,17 +263,16 @@ def sensitivity(
             hook = block.register_forward_pre_hook(lambda _, args: block_inputs.append(args[0]))
             stack.callback(hook.remove)
         expected = model(pixels).log_softmax(dim=-1)
+
+    def rest(index: int, x: Tensor) -> Tensor:
+        """Logits (B, K) from the input (B, N, D) of a block."""
+        for block in model.blocks[index:]:
+            x = block(x, model.tokens_read if block is model.blocks[-1] else None, model.grid_of(pixels))
+        return model.forward_head(x if model.config.norm_after_pool else model.norm(x))
+
     divergence: dict[str, float] = {}
     for name in track(list(quantized), len(quantized)):
         index = int(name.split(".")[1])
-        rest = partial(forward_from_block, model, index, model.grid_of(pixels))
-        actual = simulate(model, {name: quantized[name]}, rest)(block_inputs[index]).log_softmax(dim=-1)
+        actual = simulate(model, {name: quantized[name]}, partial(rest, index))(block_inputs[index]).log_softmax(dim=-1)
         divergence[name] = float(F.kl_div(actual, expected, log_target=True, reduction="batchmean"))
     return dict(sorted(divergence.items(), key=lambda item: -item[1]))
-
-
-def forward_from_block(model: ViT, index: int, grid: Size, x: Tensor) -> Tensor:
-    """Logits (B, K) from the input of a block (B, N, D)."""
-    for block in model.blocks[index:]:
-        x = block(x, model.tokens_read if block is model.blocks[-1] else None, grid)
-    return model.forward_head(x if model.config.norm_after_pool else model.norm(x))

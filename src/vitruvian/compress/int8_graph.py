@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 
 from vitruvian.compress.int8 import Int8Layer
 from vitruvian.compress.smooth import dense_layers
-from vitruvian.engines.export_attention import query_scale, split_qkv
+from vitruvian.engines.export_attention import split_qkv
 from vitruvian.errors import ConversionError, require
 from vitruvian.model.encoder import Attention
 from vitruvian.model.vit import ViT
 
-UNROUNDED = ".unrounded"
-"""Suffix of the names of nodes that read a quantized tensor as it was before quantization."""
+UNROUNDED = ".unrounded"  # suffix of the names of nodes that read a quantized tensor as it was before quantization
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,14 +27,10 @@ class Product:
 
     node: Any
     layer: str
-    part: int
-    """0, 1, 2 for queries, keys and values."""
-    rows: slice
-    """Rows of the layer's weight."""
-    factor: float
-    """Factor of the weights in the graph: the attention scale is folded into the queries'."""
-    transposed: bool
-    """Whether the graph stores the weight as (outputs, inputs)."""
+    part: int  # 0, 1, 2 for queries, keys and values
+    rows: slice  # rows of the layer's weight
+    factor: float  # of the weights in the graph: the attention scale is folded into the queries'
+    transposed: bool  # whether the graph stores the weight as (outputs, inputs)
 
 
 def write_int8(graph: Path, path: Path, model: ViT, quantized: Mapping[str, Int8Layer]) -> None:
@@ -60,7 +55,11 @@ def write_int8(graph: Path, path: Path, model: ViT, quantized: Mapping[str, Int8
         product.node.name = f"{product.layer}.{product.part}"
         ends = tuple(map(np.float32, layer_input.ends))
         if ranges.get(product.node.input[0], ends) != ends:
-            separate_input(loaded.graph, product)
+            # another layer quantizes this tensor with another range: read it through an Identity node instead
+            name, source = product.node.name, product.node.input[0]
+            product.node.input[0] = f"{name}.input"
+            identity = onnx.helper.make_node("Identity", [source], [f"{name}.input"], f"{name}.identity{UNROUNDED}")
+            loaded.graph.node.insert(list(loaded.graph.node).index(product.node), identity)
         ranges[product.node.input[0]] = ends
         add_float_channels(loaded.graph, product, layer_input.float_channels)
     settings: dict[str, Any] = {
@@ -82,7 +81,10 @@ def write_int8(graph: Path, path: Path, model: ViT, quantized: Mapping[str, Int8
     weight_names = [product.node.input[1] for product in products]  # the quantizer changes the nodes' inputs
     quantizer = quantizers.QDQQuantizer(loaded, **settings)
     quantizer.quantize_model()
-    bypass_quantization(quantizer.model.model.graph)
+    source = {node.output[0]: node.input[0] for node in quantizer.model.model.graph.node if node.input}
+    for node in quantizer.model.model.graph.node:
+        if node.name.endswith(UNROUNDED):  # back through DequantizeLinear and QuantizeLinear, which all readers got
+            node.input[0] = source[source[node.input[0]]]
     initializers = {tensor.name: tensor for tensor in quantizer.model.model.graph.initializer}
     for product, name in zip(products, weight_names):
         layer = quantized[product.layer]
@@ -99,17 +101,16 @@ def find_products(loaded: Any, model: ViT) -> list[Product]:
     known: dict[bytes, dict[str, Any]] = {}
     for name, layer in dense_layers(model).items():
         attention = model.get_submodule(name.rpartition(".")[0])
-        parts, factors = [layer], [1.0]
+        parts = [(layer, 1.0)]
         if type(attention) is Attention and layer is attention.qkv:
-            parts, factors = split_qkv(attention), [query_scale(attention), 1.0, 1.0]
+            parts = split_qkv(attention)
         count = layer.out_features // len(parts)
-        for index, (part, factor) in enumerate(zip(parts, factors)):
+        for index, (part, factor) in enumerate(parts):
             key = checksum(part.weight.detach().numpy().T)
             twin = known.get(key, {"layer": name})["layer"]
             if twin != name:
-                raise ConversionError(
-                    f"{twin} and {name} have equal weights, so they cannot be distinguished in the graph"
-                )
+                reason = f"{twin} and {name} have equal weights, so they cannot be distinguished in the graph"
+                raise ConversionError(reason)
             rows = slice(index * count, (index + 1) * count)
             known[key] = {"layer": name, "part": index, "rows": rows, "factor": factor}
     initializers = {tensor.name: tensor for tensor in loaded.graph.initializer}
@@ -126,16 +127,6 @@ def find_products(loaded: Any, model: ViT) -> list[Product]:
 
 def checksum(array: NDArray[Any]) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
-
-
-def separate_input(graph: Any, product: Product) -> None:
-    """Rename the input of a product by an Identity node, since another layer quantizes it with another range."""
-    from onnx import helper
-
-    name, source = product.node.name, product.node.input[0]
-    product.node.input[0] = f"{name}.input"
-    identity = helper.make_node("Identity", [source], [f"{name}.input"], f"{name}.identity{UNROUNDED}")
-    insert_nodes(graph, node_index(graph, name), [identity])
 
 
 def add_float_channels(graph: Any, product: Product, channels: tuple[int, ...]) -> None:
@@ -158,24 +149,9 @@ def add_float_channels(graph: Any, product: Product, channels: tuple[int, ...]) 
         helper.make_node("MatMul", [picked, f"{name}.float_weight"], [product_output], f"{name}.float_product"),
         helper.make_node("Add", [f"{name}.int8", product_output], [output], f"{name}.sum"),
     ]
-    insert_nodes(graph, node_index(graph, name) + 1, nodes)
-
-
-def node_index(graph: Any, name: str) -> int:
-    return next(index for index, node in enumerate(graph.node) if node.name == name)
-
-
-def insert_nodes(graph: Any, index: int, nodes: Sequence[Any]) -> None:
-    for offset, node in enumerate(nodes):
-        graph.node.insert(index + offset, node)
-
-
-def bypass_quantization(graph: Any) -> None:
-    """Connect nodes marked UNROUNDED to the tensor before quantization; the quantizer changes all readers."""
-    source = {node.output[0]: node.input[0] for node in graph.node if node.input}
-    for node in graph.node:
-        if node.name.endswith(UNROUNDED):
-            node.input[0] = source[source[node.input[0]]]  # through DequantizeLinear and QuantizeLinear
+    after = list(graph.node).index(node) + 1
+    for index, new in enumerate(nodes, after):
+        graph.node.insert(index, new)
 
 
 def overwrite(tensor: Any, values: NDArray[Any]) -> None:

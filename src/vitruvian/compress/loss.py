@@ -23,21 +23,24 @@ from vitruvian.data.decode import Unreadable
 from vitruvian.data.formats import open_dataset, open_images
 from vitruvian.data.sources import Source
 from vitruvian.engines.export import Forward
+from vitruvian.engines.graph import ImageModel
 from vitruvian.errors import DataError
-from vitruvian.evaluation.evaluate import chosen_split, space_for
-from vitruvian.evaluation.label_spaces import LabelSpace
+from vitruvian.evaluation.evaluate import default_split
+from vitruvian.evaluation.label_spaces import LabelSpace, label_space
 from vitruvian.inference import Classifier, probabilities_of
-from vitruvian.model.build import ImageModel, Model
+from vitruvian.model.build import Model
 from vitruvian.progress import Track, print_status, track
 from vitruvian.text import plural
 
 # n images, K outputs
 
-MIN_IMAGES = 32
-"""Fewest images to measure a loss on."""
+MIN_IMAGES = 32  # fewest images to measure a loss on
 BATCH_SIZE = 16
-ONE_SIDED = 1.645
-"""Standard errors of a one-sided 95% confidence bound."""
+ONE_SIDED = 1.645  # standard errors of a one-sided 95% confidence bound
+LOSS_NOTE = (
+    "Maximum points lost: the larger of two estimates, one from the labels, one from the model's own probabilities for "
+    "changed predictions plus 1.645 standard errors. Measured on images that nothing was fitted on."
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,10 +48,8 @@ class PixelSample:
     """Preprocessed images, memory-mapped from a file, with their labels if the model has their classes."""
 
     name: str
-    pixels: NDArray[np.float32]
-    """(n, channels, rows, columns)"""
-    labels: NDArray[np.int64]
-    """(n,) classes in the label space; -1 if unknown."""
+    pixels: NDArray[np.float32]  # (n, channels, rows, columns)
+    labels: NDArray[np.int64]  # (n,) classes in the label space; -1 if unknown
     space: LabelSpace | None
 
     def batches(self) -> list[Tensor]:
@@ -71,18 +72,13 @@ class AccuracyLoss:
     """The predictions of a faster model compared with the original's, in percent and percentage points."""
 
     images: int
-    agreement: float
-    """Percent of images with the same prediction."""
-    expected: float
-    """Expected loss of top-1 in points, by the original model's probabilities."""
-    expected_error: float
-    """Standard error of `expected`."""
-    labeled: int
-    """Images whose label is a class of the model; the following fields are about these."""
+    agreement: float  # percent of images with the same prediction
+    expected: float  # expected loss of top-1 in points, by the original model's probabilities
+    expected_error: float  # standard error of `expected`
+    labeled: int  # images whose label is a class of the model; the following fields are about these
     top1_before: float | None = None
     top1_after: float | None = None
-    top1_error: float | None = None
-    """Standard error of the paired difference in top-1."""
+    top1_error: float | None = None  # standard error of the paired difference in top-1
 
     @property
     def points(self) -> float:
@@ -150,9 +146,8 @@ def read_sample(classifier: Classifier, data: object, *, images: int, training: 
     if unreadable:
         print_status(f"note: skipped {plural(len(unreadable), 'unreadable image')} of {source.name}")
     if len(read) < MIN_IMAGES:
-        raise DataError(
-            f"{plural(len(read), 'image')}, but at least {MIN_IMAGES} are needed to measure a loss", where=source.name
-        )
+        reason = f"{plural(len(read), 'image')}, but at least {MIN_IMAGES} are needed to measure a loss"
+        raise DataError(reason, where=source.name)
     labels = np.full(len(read), -1) if space is None else space.labels[np.asarray(source.labels())[read]]
     return PixelSample(name=source.name, pixels=stored[: len(read)], labels=labels, space=space)
 
@@ -164,9 +159,9 @@ def open_labeled(data: object, model: ImageModel, *, training: bool) -> tuple[So
     except DataError:
         splits = open_images(data)
         return next(iter(splits.values())), None
-    split = dataset.splits["train" if training and "train" in dataset.splits else chosen_split(dataset, None)]
+    split = dataset.splits["train" if training and "train" in dataset.splits else default_split(dataset.splits)]
     try:
-        return split, space_for(dataset.classes, model, ids=None, mappings=None)
+        return split, label_space(dataset.classes, labels=model.meta.labels, total=model.config.num_classes)
     except DataError:
         print_status(
             f"note: the classes of {dataset.name} are not the model's; the loss is estimated from its probabilities"

@@ -11,7 +11,7 @@ import dataclasses
 import shutil
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,18 @@ from torch import Tensor
 
 from vitruvian.cache import scratch_folder
 from vitruvian.compress import fewer_tokens, quantize
-from vitruvian.compress.compress_report import optimize_page
 from vitruvian.compress.fewer_tokens import Counts
 from vitruvian.compress.int8 import WEIGHT_BITS, Int8Input, prepare, rounded_layers
 from vitruvian.compress.int8_graph import write_int8
-from vitruvian.compress.loss import BATCH_SIZE, MIN_IMAGES, AccuracyLoss, PixelSample, accuracy_loss, read_sample
+from vitruvian.compress.loss import (
+    BATCH_SIZE,
+    LOSS_NOTE,
+    MIN_IMAGES,
+    AccuracyLoss,
+    PixelSample,
+    accuracy_loss,
+    read_sample,
+)
 from vitruvian.compress.quantize import Int8Plan, Timer
 from vitruvian.config import CascadeConfig
 from vitruvian.engines.choose import RunMode, open_forward
@@ -40,17 +47,16 @@ from vitruvian.inference import Classifier, probabilities_of
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.progress import print_status
-from vitruvian.report.html import PAGE
+from vitruvian.report.chart import Chart, Line
+from vitruvian.report.html import PAGE, render
 from vitruvian.settings import BatchSize, check_range, validate
 from vitruvian.text import format_duration, table
 from vitruvian.weights.save import save
 
 # n images, K outputs
 
-MINUTES = 7.0
-"""Default time after which nothing new is tried; measuring the candidates takes about a minute more."""
-INT8_SHARE = 0.5
-"""Fraction of the allowed loss that int8 may use if tokens can be merged, too."""
+MINUTES = 7.0  # default time after which nothing new is tried; measuring the candidates takes about a minute more
+INT8_SHARE = 0.5  # fraction of the allowed loss that int8 may use if tokens can be merged, too
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,17 +64,13 @@ class Candidate:
     """One way to run the model."""
 
     engine: str
-    counts: Counts = ()
-    """Tokens merged in each block; by the first pass in a cascade."""
+    counts: Counts = ()  # tokens merged in each block; by the first pass in a cascade
     int8_layers: int
     loss: AccuracyLoss
     cascade: CascadeConfig | None = None
-    again: float = 0.0
-    """Fraction of the images that the full model of a cascade computes."""
-    path: str = ""
-    """The graph during the search; empty for torch."""
-    seconds: float = 0.0
-    """Per batch."""
+    again: float = 0.0  # fraction of the images that the full model of a cascade computes
+    path: str = ""  # the graph during the search; empty for torch
+    seconds: float = 0.0  # per batch
 
     @property
     def name(self) -> str:
@@ -93,25 +95,27 @@ class Optimized:
     path: str
     max_loss: float
     batch_size: int
-    sample: str
-    chosen: Candidate
-    baseline: Candidate
-    """The original model in torch."""
     candidates: tuple[Candidate, ...]
+    chosen: Candidate
+    baseline: Candidate  # the original model in torch
+    sample: str
+    timed_out: bool = False  # whether the time limit ended the search
+
+    @property
+    def headline(self) -> str:
+        """The speedup as a phrase, with a note if the time limit stopped the search."""
+        speedup = self.speedup(self.chosen)
+        text = f"{speedup:.2f} times as fast" if round(speedup, 2) >= 1.01 else "nothing faster found"
+        return text + (", search stopped by the time limit" if self.timed_out else "")
 
     def speedup(self, candidate: Candidate) -> float:
         return self.baseline.seconds / candidate.seconds
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "path": self.path,
-            "max_loss": self.max_loss,
-            "batch_size": self.batch_size,
-            "images": self.sample,
-            "chosen": self.chosen.name,
-            "speedup": self.speedup(self.chosen),
-            "candidates": [candidate.to_json() | {"speedup": self.speedup(candidate)} for candidate in self.candidates],
-        }
+        request = {"path": self.path, "max_loss": self.max_loss, "batch_size": self.batch_size, "images": self.sample}
+        candidates = [candidate.to_json() | {"speedup": self.speedup(candidate)} for candidate in self.candidates]
+        chosen = {"chosen": self.chosen.name, "speedup": self.speedup(self.chosen), "timed_out": self.timed_out}
+        return request | chosen | {"candidates": candidates}
 
     def rows(self) -> list[tuple[str, ...]]:
         """The candidates as rows of a table."""
@@ -119,22 +123,14 @@ class Optimized:
         for candidate in self.candidates:
             loss = candidate.loss
             remark = "written" if candidate is self.chosen else "" if loss.points <= self.max_loss else "loses too much"
-            rows.append(
-                (
-                    candidate.name,
-                    f"{self.batch_size / candidate.seconds:.1f}",
-                    f"{self.speedup(candidate):.2f}",
-                    f"{loss.points:.2f}",
-                    f"{loss.agreement:.1f}",
-                    "-" if loss.top1_after is None else f"{loss.top1_after:.2f}",
-                    remark,
-                )
-            )
+            speeds = f"{self.batch_size / candidate.seconds:.1f}", f"{self.speedup(candidate):.2f}"
+            top1 = "-" if loss.top1_after is None else f"{loss.top1_after:.2f}"
+            rows.append((candidate.name, *speeds, f"{loss.points:.2f}", f"{loss.agreement:.1f}", top1, remark))
         return rows
 
     def __str__(self) -> str:
         columns = ("", ">images/s", ">speedup", ">max. points lost", ">same predictions %", ">top-1", "")
-        return f"{table(columns, self.rows())}\n\n{self.chosen.name}: {self.chosen.loss}"
+        return f"{table(columns, self.rows())}\n\n{self.chosen.name}: {self.headline}; {self.chosen.loss}"
 
 
 def optimize(
@@ -176,17 +172,14 @@ def optimize(
     classifier = Classifier(model, num_heads=num_heads)
     check_model(classifier.torch_model, "onnx", dynamic_size=False)
     everything = read_sample(classifier, calibrate, images=quantize.CALIBRATION_IMAGES + images, training=True)
-    calibration, sample = split_sample(everything)
+    count = min(quantize.CALIBRATION_IMAGES, len(everything.pixels) // 2)  # to fit on; the others measure the loss
+    if len(everything.pixels) - count < MIN_IMAGES:
+        reason = f"{len(everything.pixels)} images, but half of them measure the loss"
+        raise ConversionError(reason, where=everything.name, hint=f"give at least {2 * MIN_IMAGES}")
+    calibration, sample = everything.part(slice(count)), everything.part(slice(count, None))
     with TemporaryDirectory(dir=scratch_folder()) as name:
-        search = CompressionSearch(
-            classifier.torch_model,
-            calibration,
-            sample,
-            Path(name),
-            max_loss=max_loss,
-            seconds=60 * minutes,
-            timer=timer,
-        )
+        model, seconds = classifier.torch_model, 60 * minutes
+        search = CompressionSearch(model, calibration, sample, Path(name), max_loss, seconds, timer)
         candidates = search.run(sample.tensor(slice(batch_size)))
         by_speed = sorted(candidates, key=lambda candidate: candidate.seconds)
         result = Optimized(
@@ -197,51 +190,71 @@ def optimize(
             chosen=next(candidate for candidate in by_speed if candidate.loss.points <= max_loss),
             baseline=candidates[0],
             candidates=tuple(by_speed),
+            timed_out=search.timed_out,
         )
         with atomic_path(out) as folder:
             search.write(result.chosen, folder)
             numbers = result.to_json()
             (folder / "optimize.json").write_bytes(json_bytes(numbers))
-            page = optimize_page(f"{classifier.name}, faster", numbers, result.rows(), str(result.chosen.loss))
+            page = optimize_page(
+                f"{classifier.name}: {result.headline}", numbers, result.rows(), str(result.chosen.loss)
+            )
             (folder / PAGE).write_text(page, encoding="utf-8")
     return result
 
 
-def split_sample(sample: PixelSample) -> tuple[PixelSample, PixelSample]:
-    """Images to fit on, and at least as many to measure the loss on."""
-    count = min(quantize.CALIBRATION_IMAGES, len(sample.pixels) // 2)
-    if len(sample.pixels) - count < MIN_IMAGES:
-        raise ConversionError(
-            f"{len(sample.pixels)} images, but half of them measure the loss",
-            where=sample.name,
-            hint=f"give at least {2 * MIN_IMAGES}",
-        )
-    return sample.part(slice(count)), sample.part(slice(count, None))
+def optimize_page(title: str, numbers: Mapping[str, Any], rows: Sequence[Sequence[object]], note: str) -> str:
+    """Speed against loss of all candidates."""
+    candidates, allowed = numbers["candidates"], numbers["max_loss"]
+    points: dict[str, list[tuple[float, float]]] = {}
+    for candidate in candidates:
+        points.setdefault(candidate["engine"], []).append((candidate["loss"]["points"], candidate["speedup"]))
+    lines = [Line(engine, values, scatter=True) for engine, values in sorted(points.items())]
+    lines.append(Line("frontier", frontier([point for values in points.values() for point in values])))
+    lost = next(c["loss"]["points"] for c in candidates if c["name"] == numbers["chosen"])
+    return render(
+        "optimize.html",
+        title=title,
+        subtitle=f"{numbers['images']}; batch size {numbers['batch_size']}, at most {allowed:g} points may be lost",
+        chosen=numbers["chosen"],
+        tile_values={"speedup over torch": f"{numbers['speedup']:.2f}", "max. points lost": f"{lost:.2f}"},
+        loss_note=LOSS_NOTE,
+        chart=Chart(title="speedup over torch", lines=lines, x_label="points lost"),
+        candidates=rows,
+        note=note,
+    )
 
 
+def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The Pareto frontier of (loss, speed), from the smallest loss."""
+    best: list[tuple[float, float]] = []
+    for loss, speed in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not best or speed > best[-1][1]:
+            best.append((loss, speed))
+    return best
+
+
+@dataclass
 class CompressionSearch:
     """Tries ways to run one model faster and measures the loss of each."""
 
-    def __init__(
-        self,
-        model: Model,
-        calibration: PixelSample,
-        sample: PixelSample,
-        folder: Path,
-        *,
-        max_loss: float,
-        seconds: float,
-        timer: Timer,
-    ) -> None:
-        self.model, self.calibration, self.sample = model.eval(), calibration, sample
-        self.folder, self.max_loss, self.timer = folder, max_loss, timer
-        self.start, self.seconds = time.monotonic(), seconds
-        self.logits: dict[Counts, Tensor] = {}
-        """Float logits (n, K) by the merged tokens."""
+    model: Model
+    calibration: PixelSample
+    sample: PixelSample
+    folder: Path
+    max_loss: float
+    seconds: float
+    timer: Timer
+
+    def __post_init__(self) -> None:
+        self.model.eval()
+        self.start = time.monotonic()
+        self.logits: dict[Counts, Tensor] = {}  # float logits (n, K) by the merged tokens
         self.smoothed, self.inputs = self.model, dict[str, Int8Input]()
         """The model with scales moved for int8, which changes no output, so one graph serves both."""
         self.plan: Int8Plan | None = None
         self.candidates: list[Candidate] = []
+        self.timed_out = False
 
     def run(self, pixels: Tensor) -> list[Candidate]:
         """All candidates, the original model first, with their seconds for the batch `pixels`."""
@@ -254,7 +267,7 @@ class CompressionSearch:
         self.try_merging(steps, float_layers)
         if steps and steps[-1] not in self.logits and self.has_time():
             self.try_float(steps[-1])  # the first pass of a cascade may lose more
-        if not self.has_time():
+        if self.timed_out:
             print_status("note: the time limit was reached before everything was tried; --minutes N (minutes=) sets it")
         forwards = {candidate.name: self.open(candidate) for candidate in self.candidates}
         print_status(f"measuring the speed of {len(forwards)} candidates, in turn ...")
@@ -263,12 +276,19 @@ class CompressionSearch:
         return timed + self.cascades(timed)
 
     def has_time(self) -> bool:
-        return time.monotonic() - self.start < self.seconds
+        """Whether to continue; otherwise the search has timed out."""
+        self.timed_out = self.timed_out or time.monotonic() - self.start >= self.seconds
+        return not self.timed_out
 
     def try_float(self, counts: Counts) -> bool:
         """Add float candidates of all engines; returns whether their loss is within the limit."""
+        forward = self.torch_forward(counts)
+        for engine in reversed(installed()[1:]):  # faster: running images takes most of the search's time
+            with suppress(VitruvianError):
+                forward = OpenGraph(self.export(counts), engine)
+                break
         label = fewer_tokens.describe_counts(counts) if counts else "float32"
-        self.logits[counts] = self.sample.logits(self.fast_forward(counts), label)
+        self.logits[counts] = self.sample.logits(forward, label)
         loss = self.loss(self.logits[counts])
         self.add(Candidate(engine="torch", counts=counts, int8_layers=0, loss=loss))
         for engine in installed()[1:]:
@@ -283,9 +303,8 @@ class CompressionSearch:
         """Find the fewest float layers whose loss is `within`; returns their number, or None if int8 does not help."""
         if not isinstance(self.smoothed, ViT) or not self.has_time() or not self.is_faster(self.smoothed, pixels):
             return None
-        self.plan = quantize.plan_int8(self.smoothed, self.inputs, self.calibration, bits=WEIGHT_BITS)
-        steps = self.plan.steps()
-        losses: dict[int, float] = {}
+        self.plan = Int8Plan(self.smoothed, self.inputs, self.calibration, bits=WEIGHT_BITS)
+        steps, losses = self.plan.steps, dict[int, float]()
 
         def is_within(count: int) -> bool:
             if not self.has_time():
@@ -352,15 +371,10 @@ class CompressionSearch:
             uncertain = probabilities_of(self.model, after[half:]).amax(dim=1) <= threshold
             combined = torch.where(uncertain[:, None], before[half:], after[half:])
             again = float(uncertain.double().mean())
-            cascades.append(
-                dataclasses.replace(
-                    first,
-                    loss=accuracy_loss(self.model, before[half:], combined, test_half),
-                    cascade=CascadeConfig(tome_r=first.counts, threshold=threshold),
-                    again=again,
-                    seconds=first.seconds + again * full_models[first.engine].seconds,
-                )
-            )
+            loss = accuracy_loss(self.model, before[half:], combined, test_half)
+            cascade = CascadeConfig(tome_r=first.counts, threshold=threshold)
+            seconds = first.seconds + again * full_models[first.engine].seconds
+            cascades.append(dataclasses.replace(first, loss=loss, cascade=cascade, again=again, seconds=seconds))
         return cascades
 
     def is_faster(self, model: ViT, pixels: Tensor) -> bool:
@@ -387,13 +401,6 @@ class CompressionSearch:
             print_status(f"exporting the graph{f' with {fewer_tokens.describe_counts(counts)}' if counts else ''} ...")
             export(fewer_tokens.merge_tokens(self.smoothed, counts), path)
         return path
-
-    def fast_forward(self, counts: Counts) -> Forward:
-        """The forward pass in a runtime if there is one, since running images takes most of the search's time."""
-        for engine in reversed(installed()[1:]):
-            with suppress(VitruvianError):
-                return OpenGraph(self.export(counts), engine)
-        return self.torch_forward(counts)
 
     def torch_forward(self, counts: Counts) -> Forward:
         size = self.model.meta.preprocess.image_size

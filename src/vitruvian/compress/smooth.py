@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,30 +22,28 @@ from vitruvian.model.vit import ViT
 
 # D channels of a layer's input, O of its output
 
-ALPHA = 0.5
-"""How much of the difference between channels moves into the weights; SmoothQuant's value."""
-MAX_SCALE = 2.0**12
-"""Scales are clamped to this and its inverse."""
+DENSE_LAYERS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")  # of a block
+ALPHA = 0.5  # how much of the difference between channels moves into the weights; SmoothQuant's value
+MAX_SCALE = 2.0**12  # scales are clamped to this and its inverse
 
 
 def dense_layers(model: Model) -> dict[str, nn.Linear]:
     """The layers that are quantized, by name: all dense layers of the blocks, over 90% of the arithmetic."""
     if not isinstance(model, ViT):
         raise ConfigError("int8 is for Vision Transformers, this model is a ResNet")
-    suffixes = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
-    names = [f"blocks.{block}.{suffix}" for block in range(len(model.blocks)) for suffix in suffixes]
+    if model.config.attention == "mixer":
+        raise ConfigError("int8 is for Vision Transformers, this model is an MLP-Mixer")
+    names = [f"blocks.{block}.{layer}" for block in range(len(model.blocks)) for layer in DENSE_LAYERS]
     modules = {name: model.get_submodule(name) for name in names}
     return {name: layer for name, layer in modules.items() if isinstance(layer, nn.Linear)}
 
 
-@dataclass(frozen=True, slots=True)
-class Fold:
+class Fold(NamedTuple):
     """Layers that read the same channels, and the parameters that produce them, one row per channel."""
 
     readers: tuple[nn.Linear, ...]
     producers: tuple[Tensor, ...]
-    name: str
-    """Name of the first reader."""
+    name: str  # of the first reader
 
 
 def folds(model: ViT) -> Iterator[Fold]:
@@ -84,35 +82,29 @@ def last_rows(layer: nn.Linear, start: int) -> tuple[Tensor, ...]:
 def smooth(model: ViT, maxima: Mapping[str, Tensor], alpha: float = ALPHA) -> ViT:
     """A copy with moved scales, given the largest magnitude (D,) of each channel that enters the named layers."""
     smoothed = deepcopy(model)
-    for fold in folds(smoothed):
-        if not fold.producers:  # a norm without parameters
+    for readers, producers, name in folds(smoothed):
+        if not producers:  # a norm without parameters
             continue
-        weights = torch.stack([reader.weight.data.abs().amax(dim=0) for reader in fold.readers]).amax(dim=0)
-        scale = powers_of_two(maxima[fold.name].to(weights), weights, alpha)
-        for reader in fold.readers:
+        weights = torch.stack([reader.weight.data.abs().amax(dim=0) for reader in readers]).amax(dim=0)
+        # inputs^alpha / weights^(1 - alpha), each (D,), rounded to powers of two; 1 for channels that are always zero
+        exponent = alpha * maxima[name].to(weights).log2() - (1 - alpha) * weights.log2()
+        exponent = torch.where(exponent.isfinite(), exponent - exponent[exponent.isfinite()].mean(), 0.0)
+        scale = exponent.round().exp2().clamp(1 / MAX_SCALE, MAX_SCALE)
+        for reader in readers:
             reader.weight.data.mul_(scale)
-        for producer in fold.producers:
+        for producer in producers:
             producer.div_(scale if producer.dim() == 1 else scale[:, None])
     return smoothed
-
-
-def powers_of_two(inputs: Tensor, weights: Tensor, alpha: float) -> Tensor:
-    """inputs^alpha / weights^(1 - alpha), each (D,), rounded to powers of two; 1 for channels that are always zero."""
-    exponent = alpha * inputs.log2() - (1 - alpha) * weights.log2()
-    exponent = torch.where(exponent.isfinite(), exponent - exponent[exponent.isfinite()].mean(), 0.0)
-    return exponent.round().exp2().clamp(1 / MAX_SCALE, MAX_SCALE)
 
 
 @contextmanager
 def hook_inputs(layers: Mapping[str, nn.Linear], hook: Callable[[str, Tensor], Tensor | None]) -> Iterator[None]:
     """In this block, call `hook(name, x)` with the input of each layer; a returned tensor replaces it."""
 
-    def pre_hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], Tensor | None]:
-        return lambda _, args: hook(name, args[0])
-
     with ExitStack() as stack:
         for name, layer in layers.items():
-            stack.callback(layer.register_forward_pre_hook(pre_hook(name)).remove)
+            handle = layer.register_forward_pre_hook(lambda _, args, name=name: hook(name, args[0]))
+            stack.callback(handle.remove)
         yield
 
 

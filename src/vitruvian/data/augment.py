@@ -26,10 +26,7 @@ from vitruvian.data.preprocess import cover_size, level_tables
 from vitruvian.errors import ConfigError, ImageError, UnknownNameError, require
 from vitruvian.settings import Range, Settings, Share, Size, check_range
 
-Crop = Literal["inception", "resized", "pad", "center", "none"]
-
-
-Output = Literal["float32", "uint8"]
+Span = tuple[float, float]  # minimum and maximum
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,18 +35,21 @@ class Augment(Settings):
 
     image_size: Size = (224, 224)
     """Rows and columns of the result, in pixels; a single number means a square."""
-    crop: Crop = "inception"
+    crop: Literal["inception", "resized", "pad", "random", "center", "none"] = "inception"
     """`inception`: a crop with uniform height and aspect ratio, as TensorFlow draws it for the paper; `resized`: a crop
     with uniform area and log-uniform aspect ratio, the RandomResizedCrop of torchvision and timm; both are resized to
     `image_size`. `pad`: resize to just cover `image_size`, pad, and crop at a random position, like RandomCrop;
-    `center`: the largest center crop with the aspect ratio of `image_size`; `none`: squash the full image."""
-    scale: tuple[float, float] = (0.05, 1.0)
+    `random`: squash to `precrop` times `image_size`, and crop at a random position; `center`: the largest center crop
+    with the aspect ratio of `image_size`; `none`: squash the full image."""
+    scale: Span = (0.05, 1.0)
     """Minimum and maximum area fraction of an `inception` or `resized` crop; the paper uses 0.05, others 0.08."""
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    ratio: Span = (3 / 4, 4 / 3)
     """Minimum and maximum aspect ratio (width / height) of that crop."""
     padding: Annotated[int, Range(0, 1024)] = 4
     """Pixels added on each side for `pad`."""
-    padding_mode: PaddingMode = "constant"
+    precrop: Annotated[float, Range(1.0, 4.0)] = 8 / 7
+    """Side of the squashed image before a `random` crop, as a multiple of `image_size`."""
+    padding_mode: Literal["constant", "reflect"] = "constant"
     """`constant`: black."""
     interpolation: Interpolation = "bilinear"
     """Filter for resizing; a crop at least twice as large as the result is first averaged down by a power of two."""
@@ -59,8 +59,8 @@ class Augment(Settings):
     """Instead of `hflip`, flip each image in every other epoch, half of them in the first."""
     rand_augment: Annotated[int, Range(0, 16)] = 0
     """Number of random operations of RandAugment per image."""
-    rand_augment_magnitude: Annotated[float, Range(0.0, 10.0)] = 10.0
-    """Magnitude from 0 to 10, in the ranges of big_vision, not those of torchvision and timm."""
+    rand_augment_magnitude: Annotated[float, Range(0.0, 20.0)] = 10.0
+    """Magnitude from 0 to 10 (AugReg: 20), in the ranges of big_vision, not those of torchvision and timm."""
     color_jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     """Brightness, contrast, saturation: a factor between 1 - x and 1 + x; hue: a shift by up to x of the circle."""
     ops: tuple[tuple[str, Share, Share], ...] = ()
@@ -70,7 +70,7 @@ class Augment(Settings):
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     """Subtracted from values between 0 and 1; one number for gray images, three for RGB."""
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
-    output: Output = "float32"
+    output: Literal["float32", "uint8"] = "float32"
     """`uint8` leaves normalization to `normalize`: a quarter of the bytes from worker to training process."""
     mixup_alpha: Annotated[float, Range(0.0, 1e6)] = 0.0
     """Parameter of the Beta distribution of the mixing ratio."""
@@ -102,8 +102,20 @@ class Augment(Settings):
         return self.mixup_prob > 0 and max(self.mixup_alpha, self.cutmix_alpha) > 0
 
 
-TrainImage = RawImage | Image.Image
-"""An encoded image, pixel values (rows, columns) or (rows, columns, 3), or a Pillow image."""
+AUGREG_LEVELS: dict[str, tuple[float, int, float]] = {
+    # mixup_alpha, rand_augment, rand_augment_magnitude
+    "none": (0.0, 0, 0.0),
+    "light0": (0.0, 2, 0.0),
+    "light1": (0.2, 2, 10.0),
+    "medium1": (0.2, 2, 15.0),
+    "medium2": (0.5, 2, 15.0),
+    "strong1": (0.5, 2, 20.0),
+    "strong2": (0.8, 2, 20.0),
+}
+"""`augment.level` of a recipe: the levels of "How to train your ViT?", as its file names call them."""
+
+
+TrainImage = RawImage | Image.Image  # an encoded image, pixel values (rows, columns[, 3]), or a Pillow image
 
 
 def train_transform(settings: Augment) -> TrainTransform:
@@ -126,19 +138,36 @@ class TrainTransform:
 
     def __call__(self, image: TrainImage, rng: np.random.Generator) -> Tensor:
         """Normalized float32, or uint8 if the settings ask for it."""
-        levels = self.levels(image, rng)
-        if self.settings.output == "uint8":
-            return torch.from_numpy(channels_first(levels))
-        return torch.from_numpy(normalize_planes(levels, self.settings))
+        levels, s = self.levels(image, rng), self.settings
+        rows, columns, *_ = levels.shape
+        planes = np.empty((levels.size // (rows * columns), rows, columns), np.uint8)  # channels first
+        opencv().split(levels, list(planes))
+        if s.output == "uint8":
+            return torch.from_numpy(planes)
+        pixels = np.empty(planes.shape, np.float32)
+        for plane, table, target in zip(planes, level_tables(s.mean, s.std), pixels):  # as in evaluation preprocessing
+            opencv().LUT(plane, table, dst=target)
+        return torch.from_numpy(pixels)
 
     def levels(self, image: TrainImage, rng: np.random.Generator) -> Levels:
         """The augmented image before normalization: uint8, (rows, columns, 3) RGB or (rows, columns) gray."""
-        s = self.settings
-        levels = crop_and_resize(image, s, rng)
+        s, cv2 = self.settings, opencv()
+        if isinstance(image, bytes) and (header := read_header(image)) is not None:
+            box, size = choose_crop(header.size, s, rng)
+            levels = decode_box(image, header, box, size)
+        else:
+            levels = as_levels(image)
+            box, size = choose_crop(levels.shape[:2], s, rng)
+            levels = box.crop(levels)
+        levels = resize_levels(levels, size, s.interpolation)
+        levels = to_gray(levels) if s.channels == 1 else to_rgb_levels(levels)
         if s.crop == "pad":
-            levels = pad_and_crop(levels, s.image_size, s.padding, s.padding_mode, rng)
+            border = cv2.BORDER_CONSTANT if s.padding_mode == "constant" else cv2.BORDER_REFLECT_101
+            levels = cv2.copyMakeBorder(levels, s.padding, s.padding, s.padding, s.padding, border)
+        if s.crop in ("pad", "random"):
+            levels = _random_position(s.image_size, levels.shape[:2], rng.random(2).tolist()).crop(levels)
         if s.hflip and not s.alternate_flip and rng.random() < s.hflip:
-            levels = opencv().flip(levels, 1)
+            levels = cv2.flip(levels, 1)
         if s.rand_augment:
             levels = rand_augment(levels, s.rand_augment, s.rand_augment_magnitude, rng)
         if any(s.color_jitter):
@@ -151,21 +180,7 @@ class TrainTransform:
         return levels
 
 
-def crop_and_resize(image: TrainImage, settings: Augment, rng: np.random.Generator) -> Levels:
-    """A random crop of the image, resized, with as many channels as the settings have."""
-    if isinstance(image, bytes) and (header := read_header(image)) is not None:
-        box, size = choose_crop(header.size, settings, rng)
-        levels = decode_box(image, header, box, size)
-    else:
-        levels = as_levels(image)
-        box, size = choose_crop(levels.shape[:2], settings, rng)
-        levels = box.crop(levels)
-    levels = resize_levels(levels, size, settings.interpolation)
-    return to_gray(levels) if settings.channels == 1 else to_rgb_levels(levels)
-
-
-MAX_ASPECT = 64
-"""Maximum aspect ratio for `pad`; of a longer image only the center is used, to save memory."""
+MAX_ASPECT = 64  # maximum aspect ratio for `pad`; of a longer image only the center is used, to save memory
 
 
 def choose_crop(size: Size, settings: Augment, rng: np.random.Generator) -> tuple[Box, Size]:
@@ -180,6 +195,11 @@ def choose_crop(size: Size, settings: Augment, rng: np.random.Generator) -> tupl
             longest = (MAX_ASPECT, 1) if size[0] > size[1] else (1, MAX_ASPECT)
             part = full if max(size) <= MAX_ASPECT * min(size) else center_box(size, longest)
             return part, cover_size((part.rows, part.columns), settings.image_size)
+        case "random":
+            return full, (
+                round(settings.precrop * settings.image_size[0]),
+                round(settings.precrop * settings.image_size[1]),
+            )
         case "center":
             return center_box(size, settings.image_size), settings.image_size
         case _:
@@ -195,23 +215,6 @@ def as_levels(image: TrainImage) -> Levels:
         expected = "expected uint8 (rows, columns) or (rows, columns, 3)"
         raise ImageError(f"an array of {image.dtype} {image.shape} is not an image; {expected}")
     return levels
-
-
-def channels_first(levels: Levels) -> Levels:
-    """(rows, columns, channels) or (rows, columns) -> (channels, rows, columns)."""
-    rows, columns, *_ = levels.shape
-    planes = np.empty((levels.size // (rows * columns), rows, columns), np.uint8)
-    opencv().split(levels, list(planes))
-    return planes
-
-
-def normalize_planes(levels: Levels, settings: Augment) -> NDArray[np.float32]:
-    """Normalized values, channels first; identical to those of evaluation preprocessing."""
-    planes = channels_first(levels)
-    pixels = np.empty(planes.shape, np.float32)
-    for plane, table, target in zip(planes, level_tables(settings.mean, settings.std), pixels):
-        opencv().LUT(plane, table, dst=target)
-    return pixels
 
 
 def normalize(pixels: Tensor, settings: Augment) -> Tensor:
@@ -240,7 +243,6 @@ def mix(
         labels: Class indices (B,).
         classes: Number of classes K.
         settings: The probabilities and alphas.
-        rng: Random generator.
         smoothing: Share of each label that is distributed over all classes.
         repeats: Consecutive images that are versions of one image, which are not mixed with each other.
 
@@ -249,16 +251,15 @@ def mix(
     """
     if not pixels.is_floating_point():
         raise ConfigError(f"mixing needs normalized pixels, not {pixels.dtype}: call normalize first")
-    targets = smooth_labels(labels, classes, smoothing)
+    targets = F.one_hot(labels, classes).float().mul_(1.0 - smoothing).add_(smoothing / classes)
     if not settings.mixes or rng.random() >= settings.mixup_prob:
         return pixels, targets
     partners = mixing_partners(len(pixels), repeats).to(pixels.device)
     has_cutmix = settings.cutmix_alpha > 0
     if rng.random() < has_cutmix / (has_cutmix + (settings.mixup_alpha > 0)):  # one half if both have an alpha
-        box = cutmix_box(
-            (pixels.shape[2], pixels.shape[3]), rng.beta(settings.cutmix_alpha, settings.cutmix_alpha), rng
-        )
-        share = 1.0 - box.rows * box.columns / (pixels.shape[2] * pixels.shape[3])
+        H, W = pixels.shape[2:]
+        box = cutmix_box((H, W), rng.beta(settings.cutmix_alpha, settings.cutmix_alpha), rng)
+        share = 1.0 - box.rows * box.columns / (H * W)
         rows, columns = slice(box.top, box.top + box.rows), slice(box.left, box.left + box.columns)
         pixels = pixels.clone()
         pixels[:, :, rows, columns] = pixels[:, :, rows, columns][partners]
@@ -266,11 +267,6 @@ def mix(
         share = rng.beta(settings.mixup_alpha, settings.mixup_alpha)
         pixels = pixels[partners].lerp_(pixels, share)
     return pixels, targets[partners].lerp_(targets, share)
-
-
-def smooth_labels(labels: Tensor, classes: int, smoothing: float) -> Tensor:
-    """1 - `smoothing` for the label, and `smoothing` divided among all classes: (B,) -> (B, K) float32."""
-    return F.one_hot(labels, classes).float().mul_(1.0 - smoothing).add_(smoothing / classes)
 
 
 def mixing_partners(count: int, repeats: int = 1) -> Tensor:
@@ -292,25 +288,12 @@ def cutmix_box(size: Size, share: float, rng: np.random.Generator) -> Box:
     return Box(top, left, rows, columns)
 
 
-PaddingMode = Literal["constant", "reflect"]
+GRAY = 128  # value of pixels that are moved in from outside the image
 
-Span = tuple[float, float]
-"""Minimum and maximum."""
+# the values of cv2.INTER_NEAREST_EXACT, _LINEAR, _CUBIC, _AREA, _LANCZOS4
+FILTERS: dict[Interpolation, int] = {"nearest": 6, "bilinear": 1, "bicubic": 2, "area": 3, "lanczos": 4}
 
-GRAY = 128
-"""Value of pixels that are moved in from outside the image."""
-
-FILTERS: dict[Interpolation, int] = {
-    # the values of cv2.INTER_NEAREST_EXACT, _LINEAR, _CUBIC, _AREA, _LANCZOS4
-    "nearest": 6,
-    "bilinear": 1,
-    "bicubic": 2,
-    "area": 3,
-    "lanczos": 4,
-}
-
-ERASED_AREA, ERASED_RATIO = (0.02, 1 / 3), (0.3, 10 / 3)
-"""Area and aspect ratio of the erased rectangle, as in the paper on random erasing and in timm."""
+ERASED_AREA, ERASED_RATIO = (0.02, 1 / 3), (0.3, 10 / 3)  # as in the paper on random erasing and in timm
 
 
 def inception_box(size: Size, area: Span, ratio: Span, rng: np.random.Generator) -> Box:
@@ -372,18 +355,7 @@ def resize_levels(levels: Levels, size: Size, interpolation: Interpolation) -> L
     if factor > 1:
         rows, columns = levels.shape[0] // factor, levels.shape[1] // factor
         levels = cv2.resize(levels, (columns, rows), interpolation=cv2.INTER_AREA)
-    if levels.shape[:2] == size:
-        return levels
-    rows, columns = size
-    return cv2.resize(levels, (columns, rows), interpolation=FILTERS[interpolation])
-
-
-def pad_and_crop(levels: Levels, size: Size, padding: int, mode: PaddingMode, rng: np.random.Generator) -> Levels:
-    """Pad each side by `padding` pixels and crop `size` rows and columns at a random position."""
-    cv2 = opencv()
-    border = cv2.BORDER_CONSTANT if mode == "constant" else cv2.BORDER_REFLECT_101
-    padded: Levels = cv2.copyMakeBorder(levels, padding, padding, padding, padding, border)
-    return _random_position(size, padded.shape[:2], rng.random(2).tolist()).crop(padded)
+    return levels if levels.shape[:2] == size else cv2.resize(levels, size[::-1], interpolation=FILTERS[interpolation])
 
 
 def affine(levels: Levels, matrix: tuple[float, float, float, float, float, float]) -> Levels:
@@ -418,8 +390,7 @@ def random_erasing(levels: Levels, rng: np.random.Generator) -> Levels:
 
 
 RAMP = np.arange(256, dtype=np.float32)
-SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
-"""Pillow's ImageFilter.SMOOTH."""
+SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13  # Pillow's ImageFilter.SMOOTH
 
 
 def look_up(levels: Levels, table: NDArray[np.float32] | NDArray[np.intp]) -> Levels:
@@ -474,25 +445,6 @@ def hue(levels: Levels, shift: float) -> Levels:
     return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)
 
 
-def invert(levels: Levels) -> Levels:
-    return look_up(levels, 255 - RAMP)
-
-
-def posterize(levels: Levels, bits: int) -> Levels:
-    """Keep the `bits` highest bits of each value."""
-    return levels & np.uint8(256 - (1 << (8 - bits)))
-
-
-def solarize(levels: Levels, threshold: int) -> Levels:
-    """Invert values from `threshold` on."""
-    return look_up(levels, np.where(threshold > RAMP, RAMP, 255 - RAMP))
-
-
-def solarize_add(levels: Levels, addition: int) -> Levels:
-    """Make values below 128 brighter."""
-    return look_up(levels, np.where(RAMP < 128, RAMP + addition, RAMP))
-
-
 def autocontrast(levels: Levels) -> Levels:
     """Stretch each channel to the range from 0 to 255."""
     tables = []
@@ -541,9 +493,7 @@ def color_jitter(levels: Levels, strengths: tuple[float, float, float, float], r
 # big_vision: at least one bit stays, and contrast is Pillow's.
 
 Operation = Callable[[Levels, float, np.random.Generator], Levels]
-
-SHIFT, HOLE = 100 / 224, 40 / 224
-"""Shift, and half the side of the hole, relative to the side of the image at full strength."""
+SHIFT, HOLE = 100 / 224, 40 / 224  # relative to the image's side at full strength; HOLE is half a side
 
 
 def _sign(amount: float, rng: np.random.Generator) -> float:
@@ -578,10 +528,12 @@ RAND_AUGMENT: dict[str, Operation] = {
     # strength is magnitude / 10
     "autocontrast": lambda levels, strength, rng: autocontrast(levels),
     "equalize": lambda levels, strength, rng: equalize(levels),
-    "invert": lambda levels, strength, rng: invert(levels),
+    "invert": lambda levels, strength, rng: look_up(levels, 255 - RAMP),
     "rotate": lambda levels, strength, rng: rotate(levels, _sign(30 * strength, rng)),
-    "posterize": lambda levels, strength, rng: posterize(levels, max(1, int(4 * strength))),
-    "solarize": lambda levels, strength, rng: solarize(levels, int(256 * strength)),
+    # keep the highest bits of each value
+    "posterize": lambda levels, strength, rng: levels & np.uint8(256 - (1 << (8 - max(1, int(4 * strength))))),
+    # invert values from a threshold on
+    "solarize": lambda levels, strength, rng: look_up(levels, np.where(int(256 * strength) > RAMP, RAMP, 255 - RAMP)),
     "color": lambda levels, strength, rng: saturation(levels, _factor(strength)),
     "contrast": lambda levels, strength, rng: contrast(levels, _factor(strength)),
     "brightness": lambda levels, strength, rng: brightness(levels, _factor(strength)),
@@ -591,7 +543,10 @@ RAND_AUGMENT: dict[str, Operation] = {
     "translate_x": lambda levels, strength, rng: affine(levels, (1, 0, _shift(levels, 1, strength, rng), 0, 1, 0)),
     "translate_y": lambda levels, strength, rng: affine(levels, (1, 0, 0, 0, 1, _shift(levels, 0, strength, rng))),
     "cutout": cutout,
-    "solarize_add": lambda levels, strength, rng: solarize_add(levels, int(110 * strength)),
+    # make dark values brighter
+    "solarize_add": lambda levels, strength, rng: look_up(
+        levels, np.where(RAMP < 128, RAMP + int(110 * strength), RAMP)
+    ),
 }
 
 OPS: dict[str, Operation] = {
@@ -603,7 +558,7 @@ OPS: dict[str, Operation] = {
 
 
 def rand_augment(levels: Levels, num_ops: int, magnitude: float, rng: np.random.Generator) -> Levels:
-    """Apply `num_ops` random operations of this magnitude, from 0 to 10."""
+    """Apply `num_ops` random operations of this magnitude, from 0 to 20."""
     operations = tuple(RAND_AUGMENT.values())
     for draw in rng.random(num_ops).tolist():
         levels = operations[int(draw * len(operations))](levels, magnitude / 10, rng)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-CHUNK = 1 << 14
-"""Number of entries per step when reading a whole column."""
+from vitruvian.cache import scratch_folder
 
-SMALL_BYTES = 2**18
-"""Maximum size of a column that is kept in memory, which is faster."""
+CHUNK = 1 << 14  # number of entries per step when reading a whole column
+SMALL_BYTES = 2**18  # maximum size of a column that is kept in memory, which is faster
 
 
 class OpenFile:
@@ -39,22 +39,22 @@ class OpenFile:
 
 
 class Column:
-    """A file with one number per entry.
-
-    Entries are read with `pread` rather than mapped, since mapped pages count towards the memory of the process.
-    """
+    """A file with one number per entry, read with `pread`: mapped pages would count towards the memory."""
 
     def __init__(self, path: Path, dtype: str) -> None:
         self.path = path
         self.dtype = np.dtype(dtype)
-        self.length = path.stat().st_size // self.dtype.itemsize
+        self._length = path.stat().st_size // self.dtype.itemsize
         self._file = OpenFile(path)
         self._values: NDArray[Any] | None = None
 
+    def __len__(self) -> int:
+        return self._length
+
     def __getitem__(self, index: int) -> Any:
-        if not 0 <= index < self.length:
-            raise IndexError(f"entry {index} of {self.length} in {self.path}")
-        if self._values is None and self.length * self.dtype.itemsize <= SMALL_BYTES:
+        if not 0 <= index < self._length:
+            raise IndexError(f"entry {index} of {self._length} in {self.path}")
+        if self._values is None and self._length * self.dtype.itemsize <= SMALL_BYTES:
             self._values = np.fromfile(self.path, self.dtype)
         if self._values is not None:
             return self._values.item(index)
@@ -62,7 +62,7 @@ class Column:
 
     def array(self) -> NDArray[Any]:
         """All numbers, as a memory map of the file."""
-        return np.memmap(self.path, self.dtype, "r") if self.length else np.empty(0, self.dtype)
+        return np.memmap(self.path, self.dtype, "r") if self._length else np.empty(0, self.dtype)
 
 
 def read_chunk(values: NDArray[Any], start: int) -> NDArray[Any]:
@@ -71,3 +71,17 @@ def read_chunk(values: NDArray[Any], start: int) -> NDArray[Any]:
     if isinstance(values, np.memmap) and values.filename is not None:
         return np.fromfile(values.filename, values.dtype, stop - start, offset=values.offset + start * values.itemsize)
     return values[start:stop].copy()
+
+
+def read_chunks(values: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """All values in chunks, each with the index of its first value."""
+    return ((start, read_chunk(values, start)) for start in range(0, len(values), CHUNK))
+
+
+def scratch_column(chunks: Iterable[NDArray[Any]], dtype: str) -> Column:
+    """A column of these chunks in a temporary file."""
+    path = scratch_folder() / "column"
+    with open(path, "wb") as file:
+        for chunk in chunks:
+            chunk.astype(dtype).tofile(file)
+    return Column(path, dtype)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import io
 import os
+import re
 import stat
 import struct
-from enum import IntEnum, auto
+import time
+from enum import IntEnum
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -18,15 +21,19 @@ from vitruvian.errors import ImageError
 from vitruvian.text import printable
 
 ImageInput = str | os.PathLike[str] | bytes | BinaryIO | Image.Image | NDArray[np.uint8]
+RawImage = bytes | NDArray[np.uint8]  # an encoded image, or pixels (rows, columns[, 3]) if the format stores them
+MAX_PIXELS = 2 * 89_478_485  # maximum size of an image: Pillow's own limit, about 700 MB in memory
+MAX_STREAM_BYTES = 2**30  # maximum bytes read from an input that cannot seek, such as a pipe
 
-RawImage = bytes | NDArray[np.uint8]
-"""An encoded image, or pixels (rows, columns) or (rows, columns, 3) if the format stores pixels."""
+MAX_URL_BYTES = 2**26  # of an image behind a URL
+URL_WAIT_SECONDS, URL_SECONDS = 10.0, 60.0  # to wait for its next bytes, and for all of them
 
-MAX_PIXELS = 2 * 89_478_485
-"""Maximum size of an image: Pillow's own limit, about 700 MB in memory."""
-
-MAX_STREAM_BYTES = 2**30
-"""Maximum bytes read from an input that cannot seek, such as a pipe."""
+# Limits on the time and memory of decoding a small file; ordinary files stay far below them.
+MAX_SIDE = 2**18  # pixels; Pillow and its filters need memory for each row and column
+MAX_SCANS = 100  # of a JPEG, which decodes the whole image once per scan; progressive JPEGs have about 10
+MAX_SCANS_OF_LARGEST = 20  # of an image of `max_pixels`
+MAX_ICON_PIXELS = 2**23  # the format states 256 x 256, some have 1024 x 1024; a bitmap counts its mask as rows
+MAX_PLAIN_BYTES, MAX_PLAIN_COMMENTS = 4_000_000, 100  # of a PNM with numbers as text, which Pillow parses in Python
 
 READERS = {
     # format: the Pillow module that reads it, imported when the formats before it do not match; file extensions.
@@ -44,13 +51,20 @@ READERS = {
     "QOI": ("QoiImagePlugin", ".qoi"),
 }
 
-EXTENSIONS = frozenset(ext for _, extensions in READERS.values() for ext in extensions.split())
+HEIF_EXTENSIONS = frozenset((".heic", ".heif", ".hif"))
+HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
+HAS_HEIF = importlib.util.find_spec("pillow_heif") is not None
+NEEDS_HEIF = "pip install pillow-heif, or convert to JPEG"
+
+EXTENSIONS = frozenset(ext for _, extensions in READERS.values() for ext in extensions.split()) | (
+    HEIF_EXTENSIONS if HAS_HEIF else frozenset()
+)
 """Extensions, in lower case, of the files in a folder that are images."""
 
 OTHER_FILES = {
     # bytes near the start (in lower case) of files that are mistaken for images: what such a file is
-    b"ftyphei": "a HEIC photograph, which Pillow cannot read: convert it to JPEG",
-    b"ftypmif1": "a HEIC photograph, which Pillow cannot read: convert it to JPEG",
+    b"ftyphei": f"a HEIC photograph, which Pillow alone cannot read: {NEEDS_HEIF}",
+    b"ftypmif1": f"a HEIC photograph, which Pillow alone cannot read: {NEEDS_HEIF}",
     b"<html": "a web page, perhaps saved instead of the image",
     b"<!doctype html": "a web page, perhaps saved instead of the image",
     b"<svg": "an SVG drawing, which has no pixels: convert it to PNG",
@@ -58,14 +72,7 @@ OTHER_FILES = {
 }
 
 
-class Problem(IntEnum):
-    """Kinds of unreadable images, for reports."""
-
-    NONE = 0
-    EMPTY = auto()
-    TRUNCATED = auto()
-    NOT_AN_IMAGE = auto()
-    BROKEN = auto()
+Problem = IntEnum("Problem", "NONE EMPTY TRUNCATED NOT_AN_IMAGE BROKEN", start=0)  # kinds of unreadable images
 
 
 class UnreadableImageError(ImageError):
@@ -95,8 +102,8 @@ def decode(source: ImageInput, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     are scaled, not clipped.
 
     Args:
-        source: A path, bytes, an open binary file, a Pillow image, or an array of 8-bit values, gray (rows, columns)
-            or RGB (rows, columns, 3).
+        source: A path, the URL of an image (http or https), bytes, an open binary file, a Pillow image, or an array of
+            8-bit values, gray (rows, columns) or RGB (rows, columns, 3).
         max_pixels: Limit on the size of the image.
 
     Raises:
@@ -111,23 +118,28 @@ def decode(source: ImageInput, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
             return to_rgb(Image.fromarray(source))
         if isinstance(source, bytes):
             return read_image(io.BytesIO(source), max_pixels)
+        if isinstance(source, str) and is_url(source):
+            return read_image(io.BytesIO(fetch_image(source)), max_pixels)
         if isinstance(source, str | os.PathLike):
-            with open_file(source) as file:
+            mode = os.stat(source).st_mode  # opening a pipe that the shell did not pass may block forever
+            from_shell = stat.S_ISFIFO(mode) and os.fspath(source).startswith("/dev/")
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or from_shell):
+                raise ImageError("this is a pipe, a device or a socket, not an image")
+            with open(source, "rb") as file:
                 return read_image(file, max_pixels)
         return read_image(source, max_pixels)
-    except ImageError as error:
-        raise error.replace(where=name_of(source)) from error
     except Exception as error:  # Pillow raises any kind of error for broken files
+        drop_frames(error)
+        if isinstance(error, ImageError):
+            raise error.replace(where=name_of(source)) from error
         raise ImageError(reason(error), where=name_of(source)) from error
 
 
-def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file. Pipes are refused unless the shell passed them: opening others may block forever."""
-    mode = os.stat(path).st_mode
-    from_shell = stat.S_ISFIFO(mode) and os.fspath(path).startswith("/dev/")
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or from_shell):
-        raise ImageError("this is a pipe, a device or a socket, not an image")
-    return open(path, "rb")
+def drop_frames(error: BaseException | None) -> None:
+    """Remove the tracebacks of an error and its causes: their frames hold the pixels for as long as the error lives."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
 
 
 def name_of(source: ImageInput) -> str:
@@ -145,8 +157,7 @@ def name_of(source: ImageInput) -> str:
 class Unreadable(NamedTuple):
     """An unreadable image."""
 
-    key: str
-    """The name of the image in its dataset."""
+    key: str  # the name of the image in its dataset
     reason: str
 
 
@@ -207,8 +218,9 @@ def identify(file: BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
             reader, accepts = Image.OPEN[name]
             if accepts is not None and accepts(start[:16]) is True:
                 file.seek(0)
-                image = reader(file, "")
-                check_pixels(image, max_pixels)
+                image = open_icon(file) if name == "ICO" else reader(file, "")
+                check_size(image.size, max_pixels)
+                check_cost(file, image, max_pixels)
                 return image
         except (ImportError, KeyError):  # this Pillow was built without the format
             continue
@@ -216,6 +228,8 @@ def identify(file: BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
             truncated = isinstance(error, struct.error) or isinstance(error.__cause__, struct.error)
             reason = f"broken {name} image: {'its header is truncated' if truncated else printable(str(error))}"
             problem = Problem.TRUNCATED if truncated else Problem.BROKEN
+    if HAS_HEIF and start[4:8] == b"ftyp" and start[8:12] in HEIF_BRANDS:
+        return open_heif(file, max_pixels)
     for mark, kind in OTHER_FILES.items():
         if mark in start.lower():
             reason, problem = f"this is {kind}", Problem.NOT_AN_IMAGE
@@ -223,12 +237,109 @@ def identify(file: BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
     raise UnreadableImageError(reason, problem)
 
 
-def check_pixels(image: Image.Image, most: int) -> None:
-    if image.width * image.height > most:
-        raise ImageError(
-            f"{image.width}x{image.height} pixels exceed the limit of {most / 1e6:.0f} million",
-            hint="scale it down first",
-        )
+def check_size(size: tuple[int, int], max_pixels: int) -> None:
+    """Raise ImageError if an image of `size` (columns, rows) is too large."""
+    width, height = size
+    limit = ""
+    if width * height > max_pixels:
+        limit = f"{max_pixels / 1e6:.0f} million"
+    elif max(size) > MAX_SIDE:
+        limit = f"{MAX_SIDE:,} per side"
+    if limit:
+        raise ImageError(f"{width}x{height} pixels exceed the limit of {limit}", hint="scale it down first")
+
+
+def check_cost(file: BinaryIO, image: Image.Image, max_pixels: int) -> None:
+    """Raise ImageError if decoding would take too long for the size of the image."""
+    if image.format not in ("JPEG", "MPO", "PPM"):
+        return
+    position = file.tell()
+    file.seek(0)
+    data = file.read()
+    file.seek(position)
+    if image.format != "PPM":
+        check_scans(data, image.width * image.height, max_pixels)
+    elif data[:2] in (b"P1", b"P2", b"P3") and (len(data) > MAX_PLAIN_BYTES or data.count(b"#") > MAX_PLAIN_COMMENTS):
+        limit = f"{MAX_PLAIN_BYTES / 1e6:.0f} MB or {MAX_PLAIN_COMMENTS} comments"
+        raise ImageError(f"a PNM written as text has more than {limit}", hint="convert it to PNG")
+
+
+def check_scans(data: bytes, pixels: int, max_pixels: int) -> None:
+    """Raise ImageError if a JPEG has too many scans."""
+    codes = np.frombuffer(data, np.uint8)
+    scans = np.count_nonzero((codes[:-1] == 0xFF) & (codes[1:] == 0xDA))  # ten times as fast as bytes.count
+    limit = min(MAX_SCANS, MAX_SCANS_OF_LARGEST * max_pixels // pixels)
+    if scans > limit:
+        raise ImageError(f"{scans:,} JPEG scans exceed the limit of {limit} for this size", hint="save it again")
+
+
+def open_heif(file: BinaryIO, max_pixels: int) -> Image.Image:
+    """A HEIC photograph, read by pillow-heif, which also rotates it; the reader is not registered with Pillow."""
+    file.seek(0)
+    try:
+        image: Image.Image = importlib.import_module("pillow_heif").HeifImageFile(file, "")
+    except Exception as error:  # it raises several kinds for broken files
+        raise UnreadableImageError(f"broken HEIC image: {printable(str(error))}", Problem.BROKEN) from error
+    check_size(image.size, max_pixels)
+    return image
+
+
+def is_url(name: str) -> bool:
+    return re.match(r"https?://", name, re.IGNORECASE) is not None
+
+
+def fetch_image(url: str) -> bytes:
+    """The content of an image behind a URL, of limited size and time; redirects stay with http and https."""
+    from http.client import HTTPException
+    from urllib import request
+    from urllib.error import HTTPError
+
+    opener = request.OpenerDirector()  # without the handlers of file: and ftp: that `urlopen` has
+    for handler in (
+        request.ProxyHandler,
+        request.HTTPHandler,
+        request.HTTPSHandler,
+        request.HTTPDefaultErrorHandler,
+        request.HTTPRedirectHandler,
+        request.HTTPErrorProcessor,
+        request.UnknownHandler,
+    ):
+        opener.add_handler(handler())
+    deadline, data = time.monotonic() + URL_SECONDS, bytearray()
+    try:
+        headers = {"User-Agent": "vitruvian", "Accept": "image/*"}
+        with opener.open(request.Request(url, headers=headers), timeout=URL_WAIT_SECONDS) as response:
+            while part := response.read1(2**16):
+                data += part
+                if len(data) > MAX_URL_BYTES:
+                    raise ImageError(f"more than {MAX_URL_BYTES >> 20} MB", hint="download it first")
+                if time.monotonic() > deadline:
+                    raise ImageError(f"not received within {URL_SECONDS:g} s", hint="download it first")
+            stated = response.length  # what is still missing of the stated length
+    except (OSError, ValueError, HTTPException) as error:  # a URLError is an OSError
+        cause = getattr(error, "reason", None) or str(error) or type(error).__name__
+        code = f"HTTP {error.code}, " if isinstance(error, HTTPError) else ""
+        if isinstance(error, HTTPError):
+            error.close()
+        raise ImageError(f"cannot be downloaded ({code}{printable(str(cause))})") from error
+    if stated:
+        raise UnreadableImageError(f"{stated:,} bytes are missing", Problem.TRUNCATED)
+    return bytes(data)
+
+
+def open_icon(file: BinaryIO) -> Image.Image:
+    """The largest image of an ICO file; Pillow's reader decodes it before its size can be checked."""
+    from PIL.IcoImagePlugin import IcoFile
+
+    icon = IcoFile(file)
+    file.seek(icon.entry[0].offset)
+    header = file.read(24)
+    is_png = header.startswith(b"\x89PNG")
+    width, height = struct.unpack_from(">II" if is_png else "<II", header, 16 if is_png else 4)
+    check_size((width, height), MAX_ICON_PIXELS)
+    image = icon.frame(0)
+    image.format = "ICO"
+    return image
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -263,7 +374,10 @@ def deep_to_gray(image: Image.Image) -> Image.Image:
     values = np.asarray(image)
     low, high = 0.0, 65535.0
     if not image.mode.startswith("I;16"):
-        low, high = value_range(values, (1.0, 255.0) if image.mode == "F" else (65535.0,))
+        finite = values[np.isfinite(values)]
+        low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+        tops = [top for top in ((1.0, 255.0) if image.mode == "F" else (65535.0,)) if low >= 0 and high <= top]
+        low, high = (0.0, tops[0]) if tops else (low, max(high, low + 1e-6))
     gray = np.empty(values.shape, np.uint8)
     for top in range(0, len(values), 256):  # in strips, to save memory
         strip = np.nan_to_num(values[top : top + 256].astype(np.float64), nan=low, posinf=high, neginf=low)
@@ -275,26 +389,12 @@ def deep_to_gray(image: Image.Image) -> Image.Image:
     return flat
 
 
-def value_range(values: np.ndarray, tops: tuple[float, ...]) -> tuple[float, float]:
-    """0 and the first of `tops` that all values fit below, else minimum and maximum."""
-    finite = values[np.isfinite(values)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    if low >= 0:
-        for top in tops:
-            if high <= top:
-                return 0.0, top
-    return low, max(high, low + 1e-6)
-
-
 class ReducedImage(NamedTuple):
     """An image at reduced size, and its stored form."""
 
-    upright: Image.Image
-    """RGB, as `decode` returns it; a large JPEG at a half, a quarter or an eighth of its size."""
-    stored: Image.Image
-    """The image as Pillow reads it, with mode, format, frames and EXIF tags of the file."""
-    size: tuple[int, int]
-    """Columns and rows of the full image, upright."""
+    upright: Image.Image  # RGB, as `decode` returns it; a large JPEG at a half, a quarter or an eighth of its size
+    stored: Image.Image  # the image as Pillow reads it, with mode, format, frames and EXIF tags of the file
+    size: tuple[int, int]  # columns and rows of the full image, upright
 
 
 def open_reduced(image: RawImage, side: int) -> ReducedImage:
@@ -303,7 +403,7 @@ def open_reduced(image: RawImage, side: int) -> ReducedImage:
     The entire file is read, so that a broken one raises the same error as in `decode`.
     """
     stored = identify(io.BytesIO(image)) if isinstance(image, bytes) else Image.fromarray(image)
-    check_pixels(stored, MAX_PIXELS)
+    check_size(stored.size, MAX_PIXELS)
     columns, rows = stored.size
     stored.draft(None, (side, side))
     stored.load()

@@ -6,13 +6,18 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from vitruvian.data.decode import EXTENSIONS, RawImage
-from vitruvian.data.index import Entry, IndexedSource, build_index
+from vitruvian.data.archive import extract_zip
+from vitruvian.data.decode import EXTENSIONS, HEIF_EXTENSIONS, NEEDS_HEIF, RawImage, is_url
+from vitruvian.data.index import Classes, Entry, IndexedSource, build_index
 from vitruvian.data.names import class_name, natural_key, split_name
 from vitruvian.data.sources import EMPTY_CLASS, Dataset, SkippedFiles, check_inside, make_dataset, read_file
 from vitruvian.errors import DataError
+from vitruvian.progress import print_notes
 from vitruvian.text import printable
+
+HEIC = ("HEIC photo", f"({NEEDS_HEIF})")  # noun and rest of the note about them
 
 
 class FolderSource(IndexedSource):
@@ -32,7 +37,17 @@ def open_folder(folders: list[Path], name: str) -> Dataset:
     splits = split_folders(root)
     stored = build_index(partial(list_classes, root, splits))
     if not stored.classes:
-        raise no_classes_error(root, stored.notes)
+        files = [path for path in root.iterdir() if path.is_file() and not path.name.startswith(".")]
+        loose = [path for path in files if path.suffix.lower() in EXTENSIONS]
+        tables = [path.name for path in files if path.suffix.lower() in (".csv", ".tsv", ".jsonl", ".parquet")]
+        reason = f"no images in class folders ({'; '.join(stored.notes) or 'the folder is empty'})"
+        hint = "expected one folder of images per class"
+        if tables:
+            reason, hint = f"contains {tables[0]}, but no class folders", f"pass {root / tables[0]}"
+        elif loose:
+            reason = f"{len(loose)} images without labels"
+            hint = "put each into a folder named after its class, or write a CSV file with the columns path and label"
+        raise DataError(reason, where=name, hint=hint)
     sources = {
         split: FolderSource(f"{name}/{split}" if splits else name, stored.classes, index, root=root)
         for split, index in stored.splits.items()
@@ -41,9 +56,10 @@ def open_folder(folders: list[Path], name: str) -> Dataset:
 
 
 def open_unlabeled(folder: Path) -> FolderSource | None:
-    """All images below a folder, with one class of an empty name; None if there are no images."""
+    """All images below a folder, with one class of an empty name; None if it contains no images."""
     start = len(os.path.join(folder, ""))
     stored = build_index(lambda skipped: (Entry("all", path[start:], "") for path in list_images(folder, skipped)))
+    print_notes(stored.notes)
     return FolderSource(str(folder), ("",), stored.splits["all"], root=folder) if stored.splits else None
 
 
@@ -100,8 +116,9 @@ def list_images(folder: str | Path, skipped: SkippedFiles, listed: set[tuple[int
                 skipped.add("link", "to a folder that is already listed", item.path)
             else:
                 yield from list_images(item.path, skipped, listed)
-        elif os.path.splitext(item.name)[1].lower() not in EXTENSIONS:
-            skipped.add("non-image file", "", item.path)
+        elif (extension := os.path.splitext(item.name)[1].lower()) not in EXTENSIONS:
+            other = "non-image file", f"({extension or 'no extension'})"
+            skipped.add(*(HEIC if extension in HEIF_EXTENSIONS else other), item.path)
         elif not os.path.isfile(item.path):
             skipped.add("non-regular file", "(broken link, pipe or device)", item.path)
         else:
@@ -113,20 +130,6 @@ def file_id(path: str | Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def no_classes_error(root: Path, notes: list[str]) -> DataError:
-    """Why a folder has no classes, and what to do about it."""
-    files = [path for path in root.iterdir() if path.is_file() and not path.name.startswith(".")]
-    loose = [path for path in files if path.suffix.lower() in EXTENSIONS]
-    tables = [path.name for path in files if path.suffix.lower() in (".csv", ".tsv", ".parquet")]
-    if tables:
-        return DataError(f"contains {tables[0]}, but no class folders", where=root, hint=f"pass {root / tables[0]}")
-    if loose:
-        hint = "put each into a folder named after its class, or write a CSV file with the columns path and label"
-        return DataError(f"{len(loose)} images without labels", where=root, hint=hint)
-    reason = f"no images in class folders ({'; '.join(notes) or 'the folder is empty'})"
-    return DataError(reason, where=root, hint="expected one folder of images per class")
-
-
 def open_lists(name: str, folder: Path, lists: Mapping[str, Path], *, classes: int = 0) -> Dataset:
     """The dataset of one list per split; labels are indices from 0, or those that occur if `classes` is 0.
 
@@ -135,11 +138,16 @@ def open_lists(name: str, folder: Path, lists: Mapping[str, Path], *, classes: i
 
     def entries() -> Iterator[Entry]:
         for split, path in lists.items():
+            parents = [path.parent, *(parent for parent in path.parent.parents if parent.is_relative_to(folder))]
             start = ""
             for index, (image, label) in enumerate(read_list(path)):
                 image = check_inside(path, image)
-                if not index:
-                    start = os.path.relpath(list_root(path, image, folder), folder)
+                if not index:  # the first image shows which folder the paths are relative to
+                    roots = [parent for parent in parents if (parent / image).exists()]
+                    if not roots:
+                        reason = f"its first image, {printable(image)}, is not in {parents[0]}"
+                        raise DataError(reason, where=path, hint="unpack the images there")
+                    start = os.path.relpath(roots[0], folder)
                 yield Entry(split, os.path.normpath(os.path.join(start, image)), label)
 
     return open_entries(name, folder, entries(), classes=tuple(map(str, range(classes))) if classes else None)
@@ -161,52 +169,38 @@ def read_list(path: Path) -> Iterator[tuple[str, str]]:
             raise DataError(f"not UTF-8 text ({error})", where=path, hint="download it again") from error
 
 
-def list_root(path: Path, image: str, folder: Path) -> Path:
-    """The folder that the paths of a list are relative to, found with its first image."""
-    parents = [path.parent, *(parent for parent in path.parent.parents if parent.is_relative_to(folder))]
-    for parent in parents:
-        if (parent / image).exists():
-            return parent
-    reason = f"its first image, {printable(image)}, is not in {parents[0]}"
-    raise DataError(reason, where=path, hint="unpack the images there")
-
-
 def open_entries(
-    name: str,
-    root: Path,
-    entries: Iterable[Entry],
-    *,
-    classes: tuple[str, ...] | None = None,
-    source: Callable[..., FolderSource] = FolderSource,
+    name: str, root: Path, entries: Iterable[Entry], classes: Classes = None, source: Callable[..., Any] = FolderSource
 ) -> Dataset:
-    """The dataset of these entries, whose keys are paths below `root`; `classes` as in `write_index`."""
+    """The dataset of these entries, whose keys are paths below `root`; `classes` as in `build_index`."""
     stored = build_index(lambda _: entries, classes=classes)
     return make_dataset(name, stored.sources(name, source, root=root))
 
 
-def class_folders(folder: Path) -> list[Path]:
-    """The folders in a folder that are not hidden, in natural order."""
-    folders = (path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
-    return sorted(folders, key=lambda path: natural_key(path.name))
-
-
 def find_images(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """The given files, and all images in the given folders, sorted.
+    """The given files and URLs, and all images in the given folders and zip archives, sorted.
 
-    In folders, images are recognized by their extension, and hidden files (names that start with a dot) are skipped.
+    In folders, images are recognized by their extension; the other files are counted in notes on stderr.
     """
     images: list[str] = []
     for path in (os.fspath(path) for path in paths):
-        if not os.path.isdir(path):
+        folder = path
+        if path.lower().endswith(".zip") and os.path.isfile(path):
+            extracted, notes = extract_zip(Path(path))
+            folder = str(extracted)
+            print_notes(notes)
+        elif is_url(path) or not os.path.isdir(path):
             images.append(path)
             continue
+        skipped = SkippedFiles()
         try:
-            below = sorted(list_images(path, SkippedFiles()))
+            below = sorted(list_images(folder, skipped))
         except OSError as error:
             reason = f"cannot list this folder ({error.strerror})"
             raise DataError(reason, where=printable(str(error.filename))) from error
         if not below:
             reason = f"no images in this folder or below it (extensions {' '.join(sorted(EXTENSIONS))})"
-            raise DataError(reason, where=printable(path))
+            raise DataError(reason, where=printable(path), hint="; ".join(skipped.notes()))
+        print_notes(skipped.notes())
         images += below
     return images

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from vitruvian.data.archive import extract_zip
 from vitruvian.data.decode import EXTENSIONS
 from vitruvian.data.folder import open_folder, open_unlabeled
 from vitruvian.data.names import is_pattern, match_files, split_name
@@ -16,13 +19,13 @@ from vitruvian.data.releases import open_task
 from vitruvian.data.remote import open_url
 from vitruvian.data.shards import open_shards
 from vitruvian.data.sources import Dataset, Source, make_dataset
-from vitruvian.data.tables import contains_images, open_manifest, open_parquet
-from vitruvian.errors import DataError, nearest
-from vitruvian.progress import print_status
+from vitruvian.data.tables import contains_images, find_saved, open_coco, open_manifest, open_parquet, open_saved
+from vitruvian.errors import DataError, nearest, parsing
+from vitruvian.progress import print_notes
 from vitruvian.tasks import TASKS, find_task
+from vitruvian.text import describe_error
 
-BUILT_IN = {"digits": open_digits}
-"""Datasets in the package. To open a folder of the same name, write `./digits`."""
+BUILT_IN = {"digits": open_digits}  # datasets in the package. To open a folder of the same name, write `./digits`
 
 
 def find_files(extension: str, folder: Path) -> list[Path]:
@@ -36,25 +39,37 @@ def find_files(extension: str, folder: Path) -> list[Path]:
 class Format(NamedTuple):
     """A row of the table of formats."""
 
-    open: Callable[[list[Path], str], Dataset]
-    """Opens the dataset in these files or folders; the second argument is its name in messages."""
-    in_folder: Callable[[Path], list[Path]] = lambda folder: []
-    """Paths to open in a folder of this format; empty for a folder of another format."""
-    extensions: tuple[str, ...] = ()
-    """Extensions of single files."""
-    accepts: Callable[[list[Path]], bool] = bool
-    """Whether files with these extensions are of the format, if the extension does not decide it."""
-    several: bool = False
-    """Whether several files, given by a pattern, may form one dataset."""
+    open: Callable[[list[Path], str], Dataset]  # from files or folders, and the dataset's name in messages
+    in_folder: Callable[[Path], list[Path]] = lambda folder: []  # what to open in such a folder; empty for others
+    extensions: tuple[str, ...] = ()  # extensions of single files
+    accepts: Callable[[list[Path]], bool] = bool  # whether files are of the format, if the extension does not decide
+    several: bool = False  # whether several files, given by a pattern, may form one dataset
+
+
+def open_zip(files: list[Path], name: str) -> Dataset:
+    """The dataset in a zip archive: what its folder would be, or the only table in it."""
+    folder, notes = extract_zip(files[0])
+    try:
+        dataset = open_directory(folder, name)
+    except DataError:
+        extensions = {extension for row in ("manifest", "COCO") for extension in FORMATS[row].extensions}
+        tables = [path for path in folder.iterdir() if path.suffix.lower() in extensions]
+        if len(tables) != 1:
+            raise
+        dataset = open_files(tables, name)
+    return replace(dataset, notes=(*notes, *dataset.notes))
 
 
 FORMATS = {
     # the first that matches is used
     "CIFAR": Format(open_cifar, find_cifar, (".tar.gz", ".tgz")),
     "IDX": Format(open_idx, lambda folder: [folder] if find_idx(folder) else []),
+    "saved datasets": Format(open_saved, find_saved),
     "tar shards": Format(open_shards, partial(find_files, ".tar"), (".tar",), several=True),
     "Parquet": Format(open_parquet, partial(find_files, ".parquet"), (".parquet",), contains_images, several=True),
-    "manifest": Format(open_manifest, extensions=(".csv", ".tsv", ".parquet")),
+    "manifest": Format(open_manifest, extensions=(".csv", ".tsv", ".jsonl", ".parquet")),
+    "COCO": Format(open_coco, extensions=(".json",)),
+    "zip": Format(open_zip, extensions=(".zip",)),
     "class folders": Format(open_folder, lambda folder: [folder]),
 }
 
@@ -70,19 +85,21 @@ def open_dataset(data: object, *, split: str | None = None) -> Dataset:
     Raises:
         DataError: The data does not exist, is of no supported format, or is damaged.
     """
-    try:
-        if isinstance(data, Dataset):
-            dataset = data
-        elif isinstance(data, Source):
-            dataset = make_dataset(data.name, {"train": data})
-        elif isinstance(data, str | os.PathLike):
-            dataset = open_name(os.fspath(data))
-        else:
-            from vitruvian.data.torch_dataset import open_datasets
+    is_name = isinstance(data, str | os.PathLike)
+    with parsing(data, DataError) if is_name else nullcontext():
+        try:
+            if isinstance(data, Dataset):
+                dataset = data
+            elif isinstance(data, Source):
+                dataset = make_dataset(data.name, {"train": data})
+            elif isinstance(data, str | os.PathLike):
+                dataset = open_name(os.fspath(data))
+            else:
+                from vitruvian.data.torch_dataset import open_datasets
 
-            dataset = open_datasets(data)
-    except OSError as error:
-        raise DataError((error.strerror or str(error)).lower(), where=error.filename or data) from error
+                dataset = open_datasets(data)
+        except OSError as error:
+            raise DataError(describe_error(error).lower(), where=error.filename or data) from error
     return dataset if split is None else dataset.only(split)
 
 
@@ -90,11 +107,12 @@ def open_images(data: object, *, split: str | None = None) -> Mapping[str, Sourc
     """The splits of a dataset for work without labels; also accepts a folder of images without class folders."""
     try:
         dataset = open_dataset(data, split=split)
-        for note in dataset.notes:
-            print_status(f"note: {note}")
+        print_notes(dataset.notes)
         return dataset.splits
     except DataError:
         folder = Path(data).expanduser() if isinstance(data, str | os.PathLike) else None
+        if folder is not None and folder.suffix.lower() == ".zip" and folder.is_file():
+            folder, _ = extract_zip(folder)
         if split is not None or folder is None or not folder.is_dir():
             raise
         if any(row.in_folder(folder) for name, row in FORMATS.items() if name != "class folders"):
@@ -127,12 +145,12 @@ def open_name(text: str) -> Dataset:
     raise DataError("no such file or folder", where=text, hint=hint)
 
 
-def open_directory(folder: Path) -> Dataset:
+def open_directory(folder: Path, name: str = "") -> Dataset:
     """The dataset in a folder, of the first format that matches."""
     for row in FORMATS.values():
         paths = row.in_folder(folder)
         if paths:
-            return row.open(paths, str(folder))
+            return row.open(paths, name or str(folder))
     raise AssertionError("class folders accept any folder")
 
 
@@ -149,9 +167,11 @@ def open_files(files: list[Path], name: str) -> Dataset:
     if rows and len(files) > 1:
         several = " or ".join(ext for row in FORMATS.values() if row.several for ext in row.extensions)
         raise DataError(f"{len(files)} files; a pattern may match {several} files, not {extension}", where=name)
+    if extension in (".rar", ".7z"):
+        raise DataError(f"a {extension} archive", where=name, hint="unpack it and pass the folder")
     raise DataError(
         "a single image" if extension in EXTENSIONS else "not a known dataset format",
         where=name,
-        hint="pass a folder with one folder per class, a manifest (.csv, .parquet), shards (.tar), or a folder of "
-        "CIFAR, IDX or Parquet files",
+        hint="pass a folder with one folder per class, a manifest (.csv, .jsonl, .parquet), COCO JSON, a .zip, "
+        "shards (.tar), or a folder of CIFAR, IDX or Parquet files",
     )

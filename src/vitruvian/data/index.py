@@ -20,16 +20,12 @@ from vitruvian.cache import cache_folder, scratch_folder
 from vitruvian.data.columns import CHUNK, Column, OpenFile
 from vitruvian.data.names import class_name, natural_key
 from vitruvian.data.sources import SkippedFiles, Source
-from vitruvian.errors import DataError, FileError
+from vitruvian.errors import DataError, FileError, short_repr
 from vitruvian.files import atomic_path, read_json, short_hash
 
 Opened = TypeVar("Opened", bound="IndexedSource")
-
-FORMAT = 2
-"""Version of the layout on disk; increment it to invalidate stored indexes."""
-
-STALE_SECONDS = 24 * 3600
-"""Age at which files derived from an earlier state of the data are removed."""
+FORMAT = 2  # version of the layout on disk; increment it to invalidate stored indexes
+STALE_SECONDS = 24 * 3600  # age at which files derived from an earlier state of the data are removed
 
 
 @dataclass(slots=True)
@@ -40,8 +36,11 @@ class Entry:
     key: str
     label: str
     weight: float = 1.0
-    numbers: tuple[int, ...] = ()
-    """Where the image is, in the terms of its source."""
+    numbers: tuple[int, ...] = ()  # where the image is, in the terms of its source
+
+
+Entries = Callable[[SkippedFiles], Iterable[Entry]]  # a function that reads the entries and notes what it skips
+Classes = tuple[str, ...] | None  # the class names if they are known in advance
 
 
 class IndexedSource(Source):
@@ -56,15 +55,6 @@ class IndexedSource(Source):
         self._weights = Column(folder / "weights.f32", "f4") if (folder / "weights.f32").exists() else None
         self.numbers = {path.stem: Column(path, "i8") for path in folder.glob("*.i64")}
 
-    def __len__(self) -> int:
-        return self._ends.length
-
-    def label(self, index: int) -> int:
-        return int(self._labels[index])
-
-    def labels(self) -> NDArray[np.int32]:
-        return self._labels.array()
-
     def weight(self, index: int) -> float:
         return 1.0 if self._weights is None else float(self._weights[index])
 
@@ -78,16 +68,13 @@ class SplitWriter:
 
     def __init__(self, folder: Path, numbers: Sequence[str], files: ExitStack) -> None:
         folder.mkdir()
-        self.folder = folder
-        self.weighted = False
+        self.folder, self.weighted, self._end = folder, False, 0
         codes = {"ends.i64": "q", "labels.i32": "i", "weights.f32": "f"} | {f"{name}.i64": "q" for name in numbers}
-
-        def create(name: str) -> BinaryIO:
-            return files.enter_context(open(folder / name, "wb"))
-
-        self._keys = create("keys.bin")
-        self._columns: list[tuple[BinaryIO, array[Any]]] = [(create(name), array(codes[name])) for name in codes]
-        self._end = 0
+        opened = [files.enter_context(open(folder / name, "wb")) for name in ("keys.bin", *codes)]  # noqa: SIM115
+        self._keys: BinaryIO = opened[0]
+        self._columns: list[tuple[BinaryIO, array[Any]]] = [
+            (file, array(code)) for file, code in zip(opened[1:], codes.values())
+        ]
 
     def add(self, entry: Entry, label: int) -> None:
         key = os.fsencode(entry.key)
@@ -107,11 +94,10 @@ class SplitWriter:
 
 
 class StoredIndex(NamedTuple):
-    """An index in a folder, as `write_index` made it."""
+    """An index stored in a folder by `write_index`."""
 
     classes: tuple[str, ...]
-    splits: dict[str, Path]
-    """The folder of each split's index."""
+    splits: dict[str, Path]  # the folder of each split's index
     notes: list[str]
 
     def sources(self, name: str, make: Callable[..., Opened], **options: Any) -> dict[str, Opened]:
@@ -122,72 +108,52 @@ class StoredIndex(NamedTuple):
 
 
 def build_index(
-    entries: Callable[[SkippedFiles], Iterable[Entry]],
-    *,
-    files: Sequence[Path] = (),
-    kind: str = "",
-    numbers: Sequence[str] = (),
-    classes: tuple[str, ...] | None = None,
+    entries: Entries, files: Sequence[Path] = (), kind: str = "", numbers: Sequence[str] = (), classes: Classes = None
 ) -> StoredIndex:
     """The index of these entries.
 
     It is stored and reused while the `files` that the entries are read from stay the same; without files it is made
-    each time.
+    each time. Without `classes`, the classes are the labels that occur, in natural order. With them, a label is a
+    class's name or its index.
     """
-
-    def build(folder: Path) -> None:
-        skipped = SkippedFiles()
-        write_index(folder, entries(skipped), skipped=skipped, numbers=numbers, classes=classes)
-
-    if files:
-        return read_index(cached_folder(kind, files, build))
-    folder = scratch_folder()
-    build(folder)
-    return read_index(folder)
+    folder = cached_folder(kind, files, lambda folder: write_index(folder, entries, numbers, classes))
+    content = read_json(folder / "index.json")
+    splits = {split: folder / str(position) for position, split in enumerate(content["splits"])}
+    return StoredIndex(tuple(content["classes"]), splits, content["notes"])
 
 
 def cached_folder(kind: str, files: Sequence[Path], build: Callable[[Path], None]) -> Path:
     """A folder that `build` filled from these files, made again when they change.
 
-    If the cache cannot be written, the folder is temporary and is removed when this process ends.
+    Without files, or if the cache cannot be written, it is temporary and is removed when this process ends.
     """
-    state = [(status.st_size, status.st_mtime_ns) for status in map(os.stat, files)]
-    group = cache_folder() / "index" / short_hash([kind, *map(os.path.abspath, files)])
-    target = group / short_hash([FORMAT, *state])
-    if target.is_dir():
-        return target
-    try:
-        with atomic_path(target) as new:
-            new.mkdir()
-            build(new)
-    except FileError:
-        target = scratch_folder()
-        build(target)
-        return target
-    for folder in group.iterdir():
-        with suppress(OSError):  # another process removes it at the same time
-            if folder != target and time.time() - folder.stat().st_mtime > STALE_SECONDS:
-                shutil.rmtree(folder, ignore_errors=True)
+    if files:
+        state = [(status.st_size, status.st_mtime_ns) for status in map(os.stat, files)]
+        group = cache_folder() / "index" / short_hash([kind, *map(os.path.abspath, files)])
+        target = group / short_hash([FORMAT, *state])
+        if target.is_dir():
+            return target
+        with suppress(FileError):
+            with atomic_path(target) as new:
+                new.mkdir()
+                build(new)
+            for folder in group.iterdir():
+                with suppress(OSError):  # another process removes it at the same time
+                    if folder != target and time.time() - folder.stat().st_mtime > STALE_SECONDS:
+                        shutil.rmtree(folder, ignore_errors=True)
+            return target
+    target = scratch_folder()
+    build(target)
     return target
 
 
-def write_index(
-    folder: Path,
-    entries: Iterable[Entry],
-    *,
-    skipped: SkippedFiles,
-    numbers: Sequence[str] = (),
-    classes: tuple[str, ...] | None = None,
-) -> None:
-    """Write the entries, in their order, as one index per split.
-
-    Without `classes`, the classes are the labels that occur, in natural order. With them, a label is a class's name
-    or its index.
-    """
+def write_index(folder: Path, entries: Entries, numbers: Sequence[str], classes: Classes) -> None:
+    """Write the entries, in their order, as one index per split."""
+    skipped = SkippedFiles()
     codes: dict[str, int] = {}  # labels in the order in which they occur; replaced by class indices at the end
     writers: dict[str, SplitWriter] = {}
     with ExitStack() as files:
-        for entry in entries:
+        for entry in entries(skipped):
             writer = writers.get(entry.split)
             if writer is None:
                 writer = writers[entry.split] = SplitWriter(folder / str(len(writers)), numbers, files)
@@ -215,15 +181,7 @@ def class_indices(labels: Iterable[str], classes: tuple[str, ...]) -> NDArray[np
         name = class_name(label)
         index = known.get(name, int(name) if name.isdecimal() and len(name) < 10 else -1)
         if not 0 <= index < len(classes):
-            raise DataError(
-                f"label {label!r} is neither one of the {len(classes)} listed class names "
-                f"nor an index below {len(classes)}"
-            )
+            known_names = f"one of the {len(classes)} listed class names"
+            raise DataError(f"label {short_repr(label)} is neither {known_names} nor an index below {len(classes)}")
         indices.append(index)
     return np.array(indices, "i4")
-
-
-def read_index(folder: Path) -> StoredIndex:
-    content = read_json(folder / "index.json")
-    splits = {split: folder / str(position) for position, split in enumerate(content["splits"])}
-    return StoredIndex(tuple(content["classes"]), splits, content["notes"])

@@ -15,31 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.decode import MAX_PIXELS, decode, identify, orientation
+from vitruvian.data.decode import MAX_PIXELS, check_scans, decode, identify, orientation
 from vitruvian.errors import require
 from vitruvian.settings import Size
 
-Levels = NDArray[np.uint8]
-"""Pixel values of 0 to 255: (rows, columns, 3) RGB, or (rows, columns) gray."""
-
+Levels = NDArray[np.uint8]  # pixel values of 0 to 255: (rows, columns, 3) RGB, or (rows, columns) gray
 SEQUENTIAL, PROGRESSIVE = (0xFFC0, 0xFFC1), 0xFFC2  # frames with Huffman codes
 SCAN, INTERVAL, APP1 = 0xFFDA, 0xFFDD, 0xFFE1
 RESTART, END = 0xD0, 0xD9  # after a byte 0xFF
 TWO_WORDS, FRAME = struct.Struct(">HH").unpack_from, struct.Struct(">BHHB").unpack_from
+NEIGHBORS = 2  # pixels around a part that its colors depend on: subsampled chroma is interpolated during decoding
 
-NEIGHBORS = 2
-"""Pixels around a part that its colors depend on: subsampled chroma is interpolated during decoding."""
-
-TRANSFORMS = {
-    # EXIF orientation: whether to transpose, then the flip code of cv2.flip
-    2: (False, 1),
-    3: (False, -1),
-    4: (False, 0),
-    5: (True, None),
-    6: (True, 1),
-    7: (True, -1),
-    8: (True, 0),
-}
+# EXIF orientation: whether to transpose, then the flip code of cv2.flip
+TRANSFORMS = {2: (False, 1), 3: (False, -1), 4: (False, 0), 5: (True, None), 6: (True, 1), 7: (True, -1), 8: (True, 0)}
 
 
 class Box(NamedTuple):
@@ -59,14 +47,10 @@ class JpegHeader(NamedTuple):
 
     stored: Size
     orientation: int
-    block: Size
-    """Rows and columns of pixels in one coded block (an MCU)."""
-    separable: bool
-    """Whether every block of an upright image is coded separately, so that blocks can be cut out."""
-    frame: int
-    """Offset of the frame header in the file."""
-    scan: int
-    """Offset of the coded blocks."""
+    block: Size  # rows and columns of pixels in one coded block (an MCU)
+    separable: bool  # whether every block of an upright image is coded separately, so that blocks can be cut out
+    frame: int  # offset of the frame header in the file
+    scan: int  # offset of the coded blocks
 
     @property
     def size(self) -> Size:
@@ -77,41 +61,39 @@ class JpegHeader(NamedTuple):
 
 def read_header(data: bytes) -> JpegHeader | None:
     """The header of an ordinary 8-bit gray or color JPEG; None for other files, which `decode` handles."""
+    frame, interval, has_exif, position = 0, 0, False, 2
     try:
-        return _parse_header(data)
+        while True:
+            marker, length = TWO_WORDS(data, position)
+            if marker == SCAN:
+                break
+            if marker in SEQUENTIAL or marker == PROGRESSIVE:
+                frame = position
+            elif marker == INTERVAL:
+                interval = int.from_bytes(data[position + 4 : position + 6])
+            elif marker == APP1:
+                has_exif = True
+            elif marker < 0xFF00:
+                return None
+            position += 2 + length
+        precision, rows, columns, components = FRAME(data, frame + 4)
+        if not frame or precision != 8 or components not in (1, 3) or not 0 < rows * columns <= MAX_PIXELS:
+            return None
+        sampling = [data[frame + 11 + 3 * k] for k in range(components)] if components > 1 else [0x11]
+        one_scan = 0xFF00 + data[frame + 1] in SEQUENTIAL and data[position + 4] == components
+        if not one_scan:
+            check_scans(data, rows * columns, MAX_PIXELS)
+        rotation = orientation(identify(io.BytesIO(data))) if has_exif else 1
+        return JpegHeader(
+            stored=(rows, columns),
+            orientation=rotation if rotation in TRANSFORMS else 1,
+            block=(8 * max(s & 15 for s in sampling), 8 * max(s >> 4 for s in sampling)),
+            separable=one_scan and interval == 1 and rotation == 1,
+            frame=frame,
+            scan=position + 2 + length,
+        )
     except Exception:  # broken bytes raise any kind of error; `decode` explains them
         return None
-
-
-def _parse_header(data: bytes) -> JpegHeader | None:
-    frame, interval, has_exif, position = 0, 0, False, 2
-    while True:
-        marker, length = TWO_WORDS(data, position)
-        if marker == SCAN:
-            break
-        if marker in SEQUENTIAL or marker == PROGRESSIVE:
-            frame = position
-        elif marker == INTERVAL:
-            interval = int.from_bytes(data[position + 4 : position + 6])
-        elif marker == APP1:
-            has_exif = True
-        elif marker < 0xFF00:
-            return None
-        position += 2 + length
-    precision, rows, columns, components = FRAME(data, frame + 4)
-    if not frame or precision != 8 or components not in (1, 3) or not 0 < rows * columns <= MAX_PIXELS:
-        return None
-    sampling = [data[frame + 11 + 3 * k] for k in range(components)] if components > 1 else [0x11]
-    one_scan = 0xFF00 + data[frame + 1] in SEQUENTIAL and data[position + 4] == components
-    rotation = orientation(identify(io.BytesIO(data))) if has_exif else 1
-    return JpegHeader(
-        stored=(rows, columns),
-        orientation=rotation if rotation in TRANSFORMS else 1,
-        block=(8 * max(s & 15 for s in sampling), 8 * max(s >> 4 for s in sampling)),
-        separable=one_scan and interval == 1 and rotation == 1,
-        frame=frame,
-        scan=position + 2 + length,
-    )
 
 
 def decode_box(data: bytes, header: JpegHeader, box: Box, size: Size) -> Levels:
@@ -127,15 +109,12 @@ def decode_box(data: bytes, header: JpegHeader, box: Box, size: Size) -> Levels:
         levels = codec.decode_jpeg(part, "RGB", min_height=rows, min_width=columns)
     except (ValueError, IndexError):
         return box.crop(np.asarray(decode(data)))
-    return Box(*(round(side / factor) for side in inner)).crop(upright(levels, header.orientation))
-
-
-def upright(levels: Levels, orientation: int) -> Levels:
-    """The stored pixels in upright orientation."""
-    transposed, flip_code = TRANSFORMS.get(orientation, (False, None))
+    transposed, flip_code = TRANSFORMS.get(header.orientation, (False, None))  # to upright
     if transposed:
         levels = opencv().transpose(levels)
-    return levels if flip_code is None else opencv().flip(levels, flip_code)
+    if flip_code is not None:
+        levels = opencv().flip(levels, flip_code)
+    return Box(*(round(side / factor) for side in inner)).crop(levels)
 
 
 def shrink_factor(size: Size, target: Size, most: int = 2**16) -> int:
@@ -184,10 +163,7 @@ def cut_blocks(data: bytes, header: JpegHeader, box: Box) -> tuple[Any, Box, Siz
 
 @functools.cache
 def opencv() -> Any:
-    """The module cv2, limited to the calling thread.
-
-    Workers use the other cores, and OpenCV's threads would not survive the fork that starts a worker.
-    """
+    """The module cv2 without its own threads: workers use the other cores, and threads do not survive a fork."""
     module = require("cv2", "train")
     module.setNumThreads(0)
     return module

@@ -7,88 +7,214 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self
+from typing import Self, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vitruvian.cache import scratch_folder
+from vitruvian.data.columns import CHUNK, Column, read_chunks, scratch_column
 from vitruvian.data.decode import Unreadable, reason
-from vitruvian.data.order import IndexArray, generator_for, hash_words
-from vitruvian.data.sampling import BatchPlan, Sampling
-from vitruvian.data.sources import Source
+from vitruvian.data.order import IndexArray, LaneOrder, Sampling, epoch_order, generator_for, hash_words, permute
+from vitruvian.data.sources import Source, class_sizes, ranks_in_class
 from vitruvian.data.transform import SampleTransform, seed_globally
 from vitruvian.data.workers import Workers
 from vitruvian.errors import ConfigError, DataError, ImageError, VitruvianError, argument
 from vitruvian.settings import Workers as WorkerCount
-from vitruvian.settings import check_range, validate
+from vitruvian.settings import check_choice, check_range, validate
 from vitruvian.text import describe_error, printable
 
-FEW, FEW_SHARE = 10, 0.25
-"""This many unreadable images are always accepted, if they are at most this fraction of an epoch."""
+FEW, FEW_SHARE = 10, 0.25  # so many unreadable images are always accepted, up to this fraction of an epoch
+MAX_REPLACEMENTS = 100  # consecutive unreadable images that stop a run
+LOOK_AHEAD = 16  # minimum number of batches by which reads are announced to a slow source
 
-MAX_REPLACEMENTS = 100
-"""Consecutive unreadable images that stop a run."""
 
-LOOK_AHEAD = 16
-"""Minimum number of batches by which reads are announced to a slow source."""
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """The batches of every epoch."""
+
+    source: Source
+    batch_size: int  # samples per batch over all processes
+    seed: int
+    training: bool  # whether to shuffle, differently in each epoch; otherwise the source's order
+    drop_last: bool  # whether to drop the last batch of an epoch if it is short
+    rank: int = 0
+    world: int = 1  # number of processes; process `rank` gets that part of each batch
+    sampling: Sampling = "uniform"  # `uniform`: each sample once per epoch; `balanced`: all classes equally often
+    repeats: int = 1  # augmented versions of each sample per batch; an epoch keeps its length, so it has fewer samples
+    balanced: Balanced | BalancedBlocks | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        check_choice("sampling", self.sampling, get_args(Sampling))
+        check_range("batch_size", self.batch_size, 1)
+        check_range("repeats", self.repeats, 1)
+        check_range("rank", self.rank, 0, self.world - 1)
+        batch_size = argument("batch_size", self.batch_size)
+        if self.batch_size % self.repeats:
+            raise ConfigError(f"{batch_size} is not divisible by repeats={self.repeats}")
+        if not self.training and (self.drop_last or self.repeats > 1 or self.sampling != "uniform"):
+            raise ConfigError("evaluation uses each sample once: no drop_last, repeats or balanced sampling")
+        if self.training and self.batch_size % self.world:
+            less = self.batch_size // self.world * self.world
+            hint = f"use {f'{less} or ' if less else ''}{less + self.world}, or another number of processes"
+            raise ConfigError(f"{batch_size} is not divisible by the {self.world} processes", hint=hint)
+        if not self.steps:
+            count = len(self.source)
+            reason = f"{batch_size} exceeds the {count} samples of {self.source.name}"
+            raise ConfigError(reason, hint=f"use {count} or less")
+        if self.sampling == "balanced":
+            kind = Balanced if self.source.blocks is None else BalancedBlocks
+            object.__setattr__(self, "balanced", kind(self.source))
+
+    @property
+    def rows(self) -> int:
+        """Images per epoch over all processes, before a short last batch is dropped."""
+        return len(self.source) // self.repeats * self.repeats
+
+    @property
+    def steps(self) -> int:
+        """Batches per epoch."""
+        return self.rows // self.batch_size if self.drop_last else -(-self.rows // self.batch_size)
+
+    def batch(self, epoch: int, step: int) -> tuple[IndexArray, IndexArray]:
+        """This process's part of a batch: the samples, and which repetition of its sample each row is."""
+        first = step * self.batch_size
+        count = min(self.batch_size, self.rows - first)
+        positions = np.arange(first // self.repeats, (first + count) // self.repeats)
+        if not self.training:
+            samples = positions
+        elif self.balanced is not None:
+            samples = self.balanced.samples(positions, self.rows // self.repeats, self.seed, epoch)
+        else:
+            samples = epoch_order(positions, len(self.source), self.seed, epoch, self.source.blocks)
+        part = slice(self.rank * count // self.world, (self.rank + 1) * count // self.world)
+        repetitions = np.tile(np.arange(self.repeats), len(positions))
+        return np.repeat(samples, self.repeats)[part], repetitions[part]
+
+
+# Balanced sampling. The positions of an epoch are permuted and dealt to the C classes that have samples, so that a
+# position becomes (turn, class). The turns of a class are counted on from epoch to epoch, and each run through its
+# n samples (a cycle of n turns) has its own permutation. So a class comes up equally often in an epoch, to within
+# one, and no sample is repeated before all others of its class were used.
+
+
+class Balanced:
+    """Balanced sampling for a source whose samples can be read in any order."""
+
+    def __init__(self, source: Source) -> None:
+        labels = source.labels()
+        self.sizes = class_sizes(labels, len(source.classes))
+        self.present = np.flatnonzero(self.sizes)
+        self.starts = np.cumsum(self.sizes) - self.sizes
+        path = scratch_folder() / "by_class.i64"
+        free = self.starts.copy()
+        with open(path, "wb") as file:
+            for start, chunk in read_chunks(labels):
+                order = np.argsort(chunk, kind="stable")
+                edges = np.flatnonzero(np.diff(chunk[order], prepend=-1))
+                for label, members in zip(chunk[order[edges]], np.split(start + order, edges[1:])):
+                    file.seek(int(free[label]) * 8)
+                    file.write(members.astype("i8").tobytes())
+                    free[label] += len(members)
+        self.members = Column(path, "i8")  # the samples, sorted by class
+
+    def samples(self, positions: IndexArray, length: int, seed: int, epoch: int) -> IndexArray:
+        """The samples at these positions of an epoch of this length."""
+        count = len(self.present)
+        turn, slot = np.divmod(permute(positions, length, seed, epoch), count)
+        label = self.present[slot]
+        size = self.sizes[label]
+        cycle, position = np.divmod(turn + epoch * -(-length // count), size)
+        within = permute(position, size, seed, stream=cycle * len(self.sizes) + label)
+        return np.array([self.members[int(index)] for index in self.starts[label] + within], np.int64)
+
+
+class BalancedBlocks:
+    """Balanced sampling for a source with blocks, in an order that uses few of them at a time.
+
+    First it is computed how often each sample occurs in the epoch, which needs one pass over the labels. The order is
+    then a LaneOrder over blocks as long as their uses. Memory grows with the number of blocks, not of samples.
+    """
+
+    def __init__(self, source: Source) -> None:
+        assert source.blocks is not None
+        self.source, self.blocks = source, source.blocks
+        labels = source.labels()
+        self.sizes = class_sizes(labels, len(source.classes))
+        self.slots = np.cumsum(self.sizes > 0) - 1  # the index of each class among those that have samples
+        self.ends = np.cumsum(self.blocks.sizes)
+        counted = np.zeros_like(self.sizes)
+        ranks = (ranks_in_class(chunk.astype(np.int64), counted) for _, chunk in read_chunks(labels))
+        self.ranks = scratch_column(ranks, "i8")  # the index of each sample in its class
+        self._order: tuple[tuple[int, int, int], LaneOrder] | None = None
+        self._use_ends: dict[int, IndexArray] = {}  # where the uses of each sample end, for the blocks in use
+
+    def uses(self, start: int, stop: int, key: tuple[int, int, int]) -> IndexArray:
+        """How often each of these samples occurs in an epoch; the key is (length, seed, epoch)."""
+        length, seed, epoch = key
+        label = np.asarray(self.source.labels()[start:stop], np.int64)
+        size, rank = self.sizes[label], np.asarray(self.ranks.array()[start:stop])
+        classes = int(self.slots[-1]) + 1
+        more = permute(self.slots[label], classes, seed, epoch, classes) < length % classes
+        # The epoch has the turns first..last of a class: the end of one cycle, full cycles, the start of another.
+        first = epoch * -(-length // classes)
+        last = first + length // classes + more
+        cycles = first // size, np.maximum(last - 1, 0) // size
+        early, late = (permute(rank, size, seed, stream=cycle * len(self.sizes) + label) for cycle in cycles)
+        in_first, in_last = early >= first - cycles[0] * size, late < last - cycles[1] * size
+        several = in_first.astype(np.int64) + in_last + cycles[1] - cycles[0] - 1
+        return np.where(last > first, np.where(cycles[0] == cycles[1], in_first & in_last, several), 0)
+
+    def order(self, key: tuple[int, int, int]) -> LaneOrder:
+        """The order of an epoch over blocks as long as their uses."""
+        if self._order is None or self._order[0] != key:
+            used = np.zeros(len(self.ends), np.int64)
+            for start in range(0, len(self.source), CHUNK):
+                uses = self.uses(start, min(start + CHUNK, len(self.source)), key)
+                block = np.searchsorted(self.ends, start + np.arange(len(uses)), side="right")
+                used += np.bincount(block, uses, len(used)).astype(np.int64)
+            self._order = key, LaneOrder(replace(self.blocks, sizes=used), *key[1:])
+            self._use_ends.clear()
+        return self._order[1]
+
+    def samples(self, positions: IndexArray, length: int, seed: int, epoch: int) -> IndexArray:
+        """The samples at these positions of an epoch of this length, grouped by block."""
+        key = (length, seed, epoch)
+        order = self.order(key)
+        uses = order.samples(positions)
+        blocks = np.searchsorted(order.starts + order.sizes, uses, side="right")
+        samples = np.empty_like(uses)
+        for block in np.unique(blocks).tolist():
+            mask = blocks == block
+            start = int(self.ends[block]) - int(self.blocks.sizes[block])
+            if block not in self._use_ends:
+                while len(self._use_ends) > 4 * self.blocks.lanes:
+                    del self._use_ends[next(iter(self._use_ends))]
+                self._use_ends[block] = np.cumsum(self.uses(start, int(self.ends[block]), key))
+            use = uses[mask] - order.starts[block]
+            samples[mask] = start + np.searchsorted(self._use_ends[block], use, side="right")
+        return samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """This process's part of one batch."""
 
-    pixels: Tensor
-    """(B, C, H, W) as the transform returns them; (0,) if this process has no part in a short last batch."""
-    labels: Tensor
-    """int64 (B,)"""
-    indices: Tensor
-    """int64 (B,): the samples' indices in the source."""
-    weights: Tensor
-    """float32 (B,)"""
-    unreadable: list[Unreadable]
-    """Images that could not be read and are not in the batch."""
+    pixels: Tensor  # (B, C, H, W) as the transform returns them; (0,) if this process has no part in a short last batch
+    labels: Tensor  # int64 (B,)
+    indices: Tensor  # int64 (B,): the samples' indices in the source
+    weights: Tensor  # float32 (B,)
+    unreadable: list[Unreadable]  # images that could not be read and are not in the batch
 
     def __len__(self) -> int:
         return len(self.labels)
 
 
-@dataclass
-class RawBatch:
-    """A batch as a worker sends it: only the pixels are large enough for shared memory."""
-
-    count: int
-    pixels: Tensor = field(default_factory=lambda: torch.empty(0))
-    labels: list[int] = field(default_factory=list)
-    indices: list[int] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)
-    unreadable: list[Unreadable] = field(default_factory=list)
-
-    def add(self, pixels: Tensor, source: Source, index: int) -> None:
-        row = len(self.labels)
-        if row == 0:
-            self.pixels = torch.empty((self.count, *pixels.shape), dtype=pixels.dtype)
-            if torch.utils.data.get_worker_info() is not None:
-                self.pixels.share_memory_()  # type: ignore[no-untyped-call]
-        if pixels.shape != self.pixels.shape[1:]:
-            shapes = tuple(pixels.shape), tuple(self.pixels.shape[1:])
-            reason = f"transformed to shape {shapes[0]}, the batch has {shapes[1]}"
-            raise DataError(reason, where=printable(source.key(index)))
-        self.pixels.numpy()[row] = pixels.numpy()  # PyTorch would wake its threads for each image
-        self.labels.append(source.label(index))
-        self.indices.append(index)
-        self.weights.append(source.weight(index))
-
-    def finish(self) -> Batch:
-        return Batch(
-            pixels=self.pixels[: len(self.labels)],
-            labels=torch.tensor(self.labels, dtype=torch.int64),
-            indices=torch.tensor(self.indices, dtype=torch.int64),
-            weights=torch.tensor(self.weights, dtype=torch.float32),
-            unreadable=self.unreadable,
-        )
+Row = tuple[int, int, float]  # label, index and weight of a sample
+RawBatch = tuple[Tensor, list[Row], list[Unreadable]]  # only pixels are large enough for shared memory
 
 
 @dataclass(frozen=True)
@@ -101,12 +227,24 @@ class BatchMaker:
 
     def __call__(self, position: tuple[int, int]) -> RawBatch:
         epoch, step = position
+        source = self.plan.source
         samples, repetitions = self.plan.batch(epoch, step)
         self._announce(epoch, step, samples)
-        batch = RawBatch(len(samples))
+        pixels, rows, unreadable = torch.empty(0), list[Row](), list[Unreadable]()
         for index, repetition in zip(samples.tolist(), repetitions.tolist()):
-            self._add(batch, epoch, index, repetition)
-        return batch
+            image, chosen = self._sample(epoch, index, repetition, unreadable)
+            if image is None:
+                continue
+            if not rows:
+                pixels = torch.empty((len(samples), *image.shape), dtype=image.dtype)
+                if torch.utils.data.get_worker_info() is not None:
+                    pixels.share_memory_()  # type: ignore[no-untyped-call]
+            if image.shape != pixels.shape[1:]:
+                problem = f"transformed to shape {tuple(image.shape)}, the batch has {tuple(pixels.shape[1:])}"
+                raise DataError(problem, where=printable(source.key(chosen)))
+            pixels.numpy()[len(rows)] = image.numpy()  # PyTorch would wake its threads for each image
+            rows.append((source.label(chosen), chosen, source.weight(chosen)))
+        return pixels[: len(rows)], rows, unreadable
 
     def _announce(self, epoch: int, step: int, samples: IndexArray) -> None:
         """Announce to a slow source what this batch and a later one, perhaps of the next epoch, will read."""
@@ -132,30 +270,28 @@ class BatchMaker:
         batches = -(-together * int(blocks.sizes.max()) // self.plan.batch_size)
         return min(max(LOOK_AHEAD, batches), self.plan.steps)
 
-    def _add(self, batch: RawBatch, epoch: int, index: int, repetition: int) -> None:
-        """Add the transformed sample or, in training, the next one in the source that can be read."""
-        source = self.plan.source
-        for attempt in range(min(MAX_REPLACEMENTS, len(source)) if self.plan.training else 1):
+    def _sample(self, epoch: int, index: int, repeat: int, unreadable: list[Unreadable]) -> tuple[Tensor | None, int]:
+        """The transformed sample and its index or, in training, those of the next one that can be read."""
+        source, plan = self.plan.source, self.plan
+        for attempt in range(min(MAX_REPLACEMENTS, len(source)) if plan.training else 1):
             chosen = (index + attempt) % len(source)
             # A replacement is augmented with another stream than the same sample at its regular position.
-            stream = repetition + attempt * self.plan.repeats
+            stream = repeat + attempt * plan.repeats
             try:
-                pixels = self._read(chosen, generator_for(self.plan.seed, epoch, chosen, stream))
+                pixels = self._read(chosen, generator_for(plan.seed, epoch, chosen, stream))
             except (ImageError, OSError) as error:
-                batch.unreadable.append(Unreadable(source.key(chosen), reason(error)))
-            else:
-                if self.alternate_flip and self._is_flipped(chosen, epoch + stream):
+                unreadable.append(Unreadable(source.key(chosen), reason(error)))
+                continue
+            if self.alternate_flip:  # every other turn, starting with the first for half of the samples
+                first = hash_words(plan.seed, chosen, size=1, purpose=b"flip")[0].item()
+                if (first ^ (epoch + stream)) & 1:
                     pixels = torch.from_numpy(pixels.numpy()[..., ::-1].copy())
-                batch.add(pixels, source, chosen)
-                return
-        if self.plan.training:
-            key, why = batch.unreadable[-1]
+            return pixels, chosen
+        if plan.training:
+            key, why = unreadable[-1]
             problem = f"{attempt + 1} consecutive images cannot be read, such as {key}: {why}"
             raise DataError(problem, where=source.name)
-
-    def _is_flipped(self, index: int, turn: int) -> bool:
-        """Whether a sample is flipped: every other turn, starting with the first for half of the samples."""
-        return bool((hash_words(self.plan.seed, index, size=1, purpose=b"flip")[0].item() ^ turn) & 1)
+        return None, index
 
     def _read(self, index: int, generator: np.random.Generator) -> Tensor:
         source = self.plan.source
@@ -198,8 +334,7 @@ class Loader:
             skips them.
         seed: Seed of the order and of the generators.
         workers: Number of worker processes; 0 makes the batches in this process.
-        rank: Index of this process.
-        world: Number of processes.
+        rank: Index of this process among `world`.
         drop_last: Whether to drop a short last batch; by default in training.
         sampling: `uniform` or `balanced`.
         repeats: Augmented versions of each sample per batch.
@@ -221,8 +356,7 @@ class Loader:
             repeats=repeats,
         )
         self.max_unreadable = max_unreadable
-        self.unreadable: dict[str, str] = {}
-        """Why samples could not be read, by key."""
+        self.unreadable: dict[str, str] = {}  # why samples could not be read, by key
         self._make = BatchMaker(self.plan, transform, alternate_flip)
         self._workers: Workers[tuple[int, int], RawBatch] | None = Workers(self._make, workers) if workers else None
 
@@ -235,27 +369,30 @@ class Loader:
         return self.plan.steps
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from step `start` on, identical to those of an uninterrupted epoch.
-
-        A new call ends the iteration of an earlier one.
-        """
+        """The batches from step `start` on, as in an uninterrupted epoch; ends the iteration of an earlier call."""
         if not 0 <= start <= self.steps_per_epoch:
             raise ConfigError(f"start={start} is beyond the {self.steps_per_epoch} batches of an epoch")
         steps = ((epoch, step) for step in range(start, self.steps_per_epoch))
         total = self.plan.rows // self.plan.world  # of the epoch: broken images may all come first
         limit = max(self.max_unreadable * total, min(FEW, FEW_SHARE * total) if self.max_unreadable else 0)
-        tried = failed = read = 0
-        for batch in map(self._make, steps) if self._workers is None else self._workers.results(steps):
-            tried, failed, read = tried + batch.count, failed + len(batch.unreadable), read + len(batch.labels)
-            self.unreadable.update(batch.unreadable)
+        read = failed = 0
+        results = map(self._make, steps) if self._workers is None else self._workers.results(steps)
+        for pixels, rows, unreadable in results:
+            read, failed = read + len(rows), failed + len(unreadable)
+            tried = read if self.plan.training else read + failed
+            self.unreadable.update(unreadable)
             if failed > limit:
                 exceeded = argument("max_unreadable", self.max_unreadable, "g")
-                raise DataError(
-                    f"{failed} of {tried} images could not be read, {self._examples()}; this exceeds {exceeded} of an "
-                    f"epoch's {total:,}",
-                    where=self.source.name,
-                )
-            yield batch.finish()
+                problem = f"{failed} of {tried} images could not be read, {self._examples()}"
+                raise DataError(f"{problem}; this exceeds {exceeded} of an epoch's {total:,}", where=self.source.name)
+            labels, indices, weights = zip(*rows) if rows else ((), (), ())
+            yield Batch(
+                pixels=pixels,
+                labels=torch.tensor(labels, dtype=torch.int64),
+                indices=torch.tensor(indices, dtype=torch.int64),
+                weights=torch.tensor(weights, dtype=torch.float32),
+                unreadable=unreadable,
+            )
         if not read and failed:
             raise DataError(f"no image could be read, {self._examples()}", where=self.source.name)
 

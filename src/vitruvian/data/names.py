@@ -19,8 +19,8 @@ SPLITS = {
 }
 
 CLASS_FILES = ("classes.json", "classes.txt")
-
 MAX_NAMES = 1_000_000
+BRACES = re.compile(r"\{(?:(\d{1,18})\.\.(\d{1,18})|([^{}]*,[^{}]*))\}")  # a range or a choice
 
 
 @lru_cache(maxsize=1000)
@@ -62,8 +62,18 @@ def parse_classes(text: str, where: str) -> tuple[str, ...]:
     JSON holds a list of names, an object from index to name, or one from name to index. Other text has one name per
     line.
     """
-    lines = (line.strip() for line in text.splitlines())
-    names = _names_in_json(text, where) if where.endswith(".json") else [line for line in lines if line]
+    names = [line.strip() for line in text.splitlines() if line.strip()]
+    if where.endswith(".json"):
+        content = parse_json(text, where, raises=DataError)
+        try:
+            if isinstance(content, list):
+                content = {str(index): name for index, name in enumerate(content)}
+            pairs = sorted((int(k), str(v)) if k.isdecimal() else (int(v), k) for k, v in content.items())
+        except (ValueError, TypeError, AttributeError) as error:
+            raise DataError("neither a list of class names nor an object of indices and names", where=where) from error
+        if [index for index, _ in pairs] != list(range(len(pairs))):
+            raise DataError(f"the {len(pairs)} classes are not numbered from 0 to {len(pairs) - 1}", where=where)
+        names = [name for _, name in pairs]
     classes = tuple(map(class_name, names))
     if len(set(classes)) < len(classes):
         twice = next(name for name in classes if classes.count(name) > 1)
@@ -73,31 +83,13 @@ def parse_classes(text: str, where: str) -> tuple[str, ...]:
     return classes
 
 
-def _names_in_json(text: str, where: str) -> list[str]:
-    content = parse_json(text, where, raises=DataError)
-    try:
-        if isinstance(content, list):
-            return [str(name) for name in content]
-        pairs = [(int(k), v) if k.isdecimal() else (int(v), k) for k, v in content.items()]
-    except (ValueError, TypeError, AttributeError) as error:
-        raise DataError("neither a list of class names nor an object of indices and names", where=where) from error
-    if sorted(index for index, _ in pairs) != list(range(len(pairs))):
-        raise DataError(f"the {len(pairs)} classes are not numbered from 0 to {len(pairs) - 1}", where=where)
-    return [str(name) for _, name in sorted(pairs)]
-
-
 def is_pattern(text: str) -> bool:
-    return bool(_find_braces(text)) or glob.has_magic(text)
-
-
-def _find_braces(text: str) -> re.Match[str] | None:
-    """The first pair of braces that means a choice."""
-    return re.search(r"\{(?:(\d{1,18})\.\.(\d{1,18})|([^{}]*,[^{}]*))\}", text)
+    return bool(BRACES.search(text)) or glob.has_magic(text)
 
 
 def expand_braces(text: str) -> list[str]:
     """All names that the braces stand for, with numbers as wide as the first one is written."""
-    match = _find_braces(text)
+    match = BRACES.search(text)
     if not match:
         return [text]
     first, last, choices = match.groups()

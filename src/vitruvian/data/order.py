@@ -9,18 +9,16 @@ from __future__ import annotations
 import functools
 import hashlib
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+Sampling = Literal["uniform", "balanced"]  # each sample once per epoch, or all classes equally often
 IndexArray = NDArray[np.int64]
 KeyArray = NDArray[np.uint64]
-
-ROUNDS = 4
-"""Double rounds of the Feistel network."""
-
-MIN_BITS = 6
-"""Minimum width of the network: with fewer bits, some permutations of a few items are more frequent than others."""
+ROUNDS = 4  # double rounds of the Feistel network
+MIN_BITS = 6  # minimum width of the network: with fewer bits, permutations of a few items are not equally frequent
 
 
 def hash_words(seed: int, *numbers: int, size: int, purpose: bytes) -> KeyArray:
@@ -30,10 +28,7 @@ def hash_words(seed: int, *numbers: int, size: int, purpose: bytes) -> KeyArray:
 
 
 def generator_for(seed: int, *numbers: int) -> np.random.Generator:
-    """The random generator that belongs to these numbers, such as (seed, epoch, sample).
-
-    Another count of numbers gives another stream, even if the additional ones are 0.
-    """
+    """The random generator of these numbers, such as (seed, epoch, sample); a further 0 gives another stream."""
     key = PhiloxKey(hash_words(seed, *numbers, size=2, purpose=b"draw"))
     return np.random.Generator(np.random.Philox(key))  # type: ignore[arg-type]  # NumPy's stub knows no such keys
 
@@ -101,10 +96,8 @@ def mix_bits(values: KeyArray) -> KeyArray:
 class Blocks:
     """Runs of consecutive samples that are cheap only when read together, such as remote shards."""
 
-    sizes: IndexArray
-    """Samples of each block."""
-    lanes: int
-    """Blocks that are mixed at any time: the size of the shuffle buffer."""
+    sizes: IndexArray  # samples of each block
+    lanes: int  # blocks that are mixed at any time: the size of the shuffle buffer
 
 
 def epoch_order(positions: IndexArray, length: int, seed: int, epoch: int, blocks: Blocks | None = None) -> IndexArray:

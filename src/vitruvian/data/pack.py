@@ -35,53 +35,38 @@ from vitruvian.settings import Range, Settings
 
 STATE_FILE = "pack.json"
 VERSION = 1
-
-WORKER_CHUNK = 16
-"""Number of images that a worker encodes per task."""
-
-PackFormat = Literal["auto", "jpeg", "pixels"]
-
-EXACT_PIXELS = 128 * 128
-"""Maximum size of images that are stored exactly: JPEG would lose more than it saves."""
-
+WORKER_CHUNK = 16  # number of images that a worker encodes per task
+EXACT_PIXELS = 128 * 128  # maximum size of images that are stored exactly: JPEG would lose more than it saves
 MAX_PIXEL_BYTES = 8_000_000_000
 """Maximum total size for which `auto` chooses raw pixels: they stay in the file cache of most machines.
 
 From a disk, JPEG is faster: at 2,000 images per second, pixels of side 256 need 500 MB per second.
 """
 
-SAMPLE = 64
-"""Number of images per split to open for an estimate of the total size."""
-
+SAMPLE = 64  # number of images per split to open for an estimate of the total size
 END = bytes(2 * tarfile.BLOCKSIZE)
-NAME_CHARACTERS = 40
-"""Maximum length of a sample's name in the names of its members, which are at most 100 bytes in a tar file."""
+NAME_CHARACTERS = 40  # maximum length of a key in the names of members, which have at most 100 bytes in a tar file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackSettings(Settings):
     """Settings of `pack`."""
 
-    side: Annotated[int, Range(8, 8192)] = 256
-    """Pixels of the shorter side; smaller images keep their size."""
-    format: PackFormat = "auto"
+    side: Annotated[int, Range(8, 8192)] = 256  # pixels of the shorter side; smaller images keep their size
+    format: Literal["auto", "jpeg", "pixels"] = "auto"
     """`pixels`: raw, the fastest; `jpeg`: a tenth of the size, half as fast; `auto`: pixels if they fit in memory."""
-    quality: Annotated[int, Range(1, 100)] = 90
-    """JPEG quality, from 1 to 100."""
-    shard_mb: Annotated[int, Range(1, 1_000_000)] = 256
-    """Maximum megabytes per shard; a single larger image may exceed it."""
+    quality: Annotated[int, Range(1, 100)] = 90  # JPEG quality, from 1 to 100
+    shard_mb: Annotated[int, Range(1, 1_000_000)] = 256  # maximum megabytes per shard; one larger image may exceed it
 
 
 @dataclass(frozen=True, slots=True)
 class PackedShard:
     """A finished shard."""
 
-    file: str
-    """Its name in the folder of its split."""
+    file: str  # its name in the folder of its split
     images: int
     bytes: int
-    stop: int
-    """The index, in the source, of the first sample after it."""
+    stop: int  # the index, in the source, of the first sample after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +82,8 @@ class SkippedSample:
 class SplitState:
     """The progress of one split."""
 
-    samples: int
-    """Samples in the source, readable or not."""
-    digest: str
-    """Hash of their keys and labels."""
+    samples: int  # samples in the source, readable or not
+    digest: str  # hash of their keys and labels
     shards: list[PackedShard] = field(default_factory=list)
     skipped: list[SkippedSample] = field(default_factory=list)
 
@@ -150,8 +133,6 @@ def pack(
         data: A dataset, or what `open_dataset` accepts.
         folder: A new folder, or one that an interrupted call has begun to fill.
         settings: Size and format of the images.
-        workers: Number of worker processes.
-        track: Reports progress.
 
     Raises:
         DataError: The dataset cannot be packed, or the folder contains something else.
@@ -209,42 +190,32 @@ class EncodedSample:
     index: int
     key: str
     label: int
-    extension: str = ""
-    """`.jpg`, `.png` or `.npy`."""
-    data: bytes = b""
-    reason: str = ""
-
-    @property
-    def size_in_tar(self) -> int:
-        """Bytes in the shard: the image and its label, each with a header."""
-        blocks = -(-len(self.data) // tarfile.BLOCKSIZE)
-        return (blocks + 3) * tarfile.BLOCKSIZE if self.data else 0
+    extension: str  # `.jpg`, `.png` or `.npy`
+    data: bytes
+    reason: str
 
 
 def encode_sample(splits: Mapping[str, Source], settings: PackSettings, position: tuple[str, int]) -> EncodedSample:
-    """Encode a sample by split and index; the bytes depend only on its image and the settings."""
+    """Encode a sample by split and index, upright and resized; the bytes depend only on its image and the settings."""
     split, index = position
-    source, extension, data, problem = splits[split], "", b"", ""
+    source, extension, buffer, problem = splits[split], "", io.BytesIO(), ""
     try:
-        extension, data = encode_image(source.read(index), settings)
+        image = source.read(index)
+        small, is_full_size = shrink(image, settings.side)
+        if settings.format == "pixels":
+            extension = ".npy"
+            np.save(buffer, np.asarray(small), allow_pickle=False)
+        elif is_full_size and (not isinstance(image, bytes) or small.width * small.height <= EXACT_PIXELS):
+            extension = ".png"
+            small.save(buffer, "PNG", compress_level=6)
+        else:
+            extension = ".jpg"
+            options = {"quality": settings.quality, "subsampling": "4:2:0", "optimize": True}
+            blocks = 1  # a restart marker after every block: `data.jpeg` decodes any part alone
+            small.save(buffer, "JPEG", restart_marker_blocks=blocks, **options)
     except Exception as error:  # sources and Pillow raise any kind of error for broken files
-        problem = reason(error)
-    return EncodedSample(split, index, source.key(index), source.label(index), extension, data, problem)
-
-
-def encode_image(image: RawImage, settings: PackSettings) -> tuple[str, bytes]:
-    """The extension and the content of a file with the image, upright and resized."""
-    small, is_full_size = shrink(image, settings.side)
-    buffer = io.BytesIO()
-    if settings.format == "pixels":
-        np.save(buffer, np.asarray(small), allow_pickle=False)
-        return ".npy", buffer.getvalue()
-    if is_full_size and (not isinstance(image, bytes) or small.width * small.height <= EXACT_PIXELS):
-        small.save(buffer, "PNG", compress_level=6)
-        return ".png", buffer.getvalue()
-    quality, blocks = settings.quality, 1  # a restart marker after every block: `data.jpeg` decodes any part alone
-    small.save(buffer, "JPEG", quality=quality, subsampling="4:2:0", optimize=True, restart_marker_blocks=blocks)
-    return ".jpg", buffer.getvalue()
+        extension, buffer, problem = "", io.BytesIO(), reason(error)
+    return EncodedSample(split, index, source.key(index), source.label(index), extension, buffer.getvalue(), problem)
 
 
 def shrink(image: RawImage, side: int) -> tuple[Image.Image, bool]:
@@ -284,23 +255,15 @@ def estimate_pixel_bytes(data: Dataset, side: int) -> float:
 
 def new_state(data: Dataset, settings: PackSettings) -> PackState:
     """The state before the first shard."""
-    splits = {name: SplitState(len(source), digest_of(source)) for name, source in data.splits.items()}
-    weighted = any(source.weight(index) != 1.0 for source in data.splits.values() for index in local_samples(source))
+    splits, weighted = dict[str, SplitState](), False
+    for name, source in data.splits.items():
+        digest = hashlib.sha256(json.dumps(source.classes).encode())
+        for index in range(0 if source.remote else len(source)):  # a remote source would download all images
+            digest.update(f"{source.label(index)} {source.key(index)}\n".encode("utf-8", "surrogateescape"))
+            weighted |= source.weight(index) != 1.0
+        splits[name] = SplitState(len(source), digest.hexdigest())
     notes = ["sample weights are dropped: shards cannot store them"] if weighted else []
     return PackState(settings, data.name, splits, [*data.notes, *notes])
-
-
-def local_samples(source: Source) -> range:
-    """The samples whose label and key are known without downloading them: none of a remote source."""
-    return range(0 if source.remote else len(source))
-
-
-def digest_of(source: Source) -> str:
-    """A hash of all keys, labels and class names, to recognize the same data."""
-    digest = hashlib.sha256(json.dumps(source.classes).encode())
-    for index in local_samples(source):
-        digest.update(f"{source.label(index)} {source.key(index)}\n".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
 
 
 def resume_state(folder: Path, new: PackState) -> PackState:
@@ -312,13 +275,28 @@ def resume_state(folder: Path, new: PackState) -> PackState:
             raise DataError(reason, where=folder, hint="name a new folder")
         return new
     stored = read_state(folder)
-    differences = describe_differences(stored, new)
+    before, after = stored.settings.to_json(), new.settings.to_json()
+    differences = [f"{name}={before[name]}, not {after[name]}" for name in after if before[name] != after[name]]
+    if stored.version != new.version:
+        differences.append(f"version {stored.version} of the layout, not {new.version}")
+    if list(stored.splits) != list(new.splits):
+        differences.append(f"the splits {', '.join(stored.splits)}, not {', '.join(new.splits)}")
+    for name in stored.splits.keys() & new.splits.keys():
+        old, now = stored.splits[name], new.splits[name]
+        if (old.samples, old.digest) != (now.samples, now.digest):
+            differences.append(f"other images or labels in {name} ({old.samples:,} then, {now.samples:,} now)")
     if differences:
         hint = "name another folder, or delete this one to pack again"
-        raise DataError(f"was packed with {differences}", where=folder, hint=hint)
+        raise DataError(f"was packed with {'; '.join(differences)}", where=folder, hint=hint)
     remove_unfinished(folder)
-    damaged = [drop_damaged(folder / name, split) for name, split in stored.splits.items()]
-    stored.complete = stored.complete and not any(damaged)
+    for name, split in stored.splits.items():
+        for position, shard in enumerate(split.shards):
+            path = folder / name / shard.file
+            if not path.is_file() or path.stat().st_size != shard.bytes:  # pack it and those after it again
+                del split.shards[position:]
+                split.skipped = [sample for sample in split.skipped if sample.index < split.start]
+                stored.complete = False
+                break
     return stored
 
 
@@ -342,44 +320,20 @@ def read_state(folder: Path) -> PackState:
         raise DataError(f"not written by vit pack ({error})", where=path, hint=hint) from error
 
 
-def describe_differences(stored: PackState, new: PackState) -> str:
-    """The differences between a packed folder and the request, such as `side=256, not 224`."""
-    before, after = stored.settings.to_json(), new.settings.to_json()
-    parts = [f"{name}={before[name]}, not {after[name]}" for name in after if before[name] != after[name]]
-    if stored.version != new.version:
-        parts.append(f"version {stored.version} of the layout, not {new.version}")
-    if list(stored.splits) != list(new.splits):
-        parts.append(f"the splits {', '.join(stored.splits)}, not {', '.join(new.splits)}")
-    for name in stored.splits.keys() & new.splits.keys():
-        old, now = stored.splits[name], new.splits[name]
-        if (old.samples, old.digest) != (now.samples, now.digest):
-            parts.append(f"other images or labels in {name} ({old.samples:,} then, {now.samples:,} now)")
-    return "; ".join(parts)
-
-
-def drop_damaged(folder: Path, split: SplitState) -> bool:
-    """Whether a shard is missing or has another size; it and those after it are then packed again."""
-    for position, shard in enumerate(split.shards):
-        path = folder / shard.file
-        if not path.is_file() or path.stat().st_size != shard.bytes:
-            del split.shards[position:]
-            split.skipped = [sample for sample in split.skipped if sample.index < split.start]
-            return True
-    return False
-
-
 def assign_shards(
     samples: Iterable[EncodedSample], limit_bytes: int, first: dict[str, int]
 ) -> Iterator[tuple[tuple[str, int], EncodedSample]]:
     """Each sample with the split and the index of its shard; shards are filled in order, starting at `first`."""
     shard_index, split, filled = dict(first), "", 0
     for sample in samples:
+        blocks = -(-len(sample.data) // tarfile.BLOCKSIZE) + 3  # with the headers of image and label, and the label
+        size = blocks * tarfile.BLOCKSIZE if sample.data else 0
         if sample.split != split:
             split, filled = sample.split, len(END)
-        elif filled > len(END) and filled + sample.size_in_tar > limit_bytes:
+        elif filled > len(END) and filled + size > limit_bytes:
             shard_index[split] += 1
             filled = len(END)
-        filled += sample.size_in_tar
+        filled += size
         yield (split, shard_index[split]), sample
 
 
@@ -421,10 +375,7 @@ def tar_member(name: str, data: bytes) -> bytes:
 
 
 def sample_name(index: int, key: str) -> str:
-    """The name of a sample in its shard: its index in the source, then the plain characters of its key.
-
-    It contains no dot, which would start the extension.
-    """
+    """The name of a sample in its shard: index and plain characters of its key. A dot would start the extension."""
     stem = re.sub(r"[^\w-]+", "_", PurePosixPath(key).stem, flags=re.ASCII)
     return f"{index:08d}-{stem[-NAME_CHARACTERS:].strip('_')}".rstrip("-")
 

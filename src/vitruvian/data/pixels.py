@@ -10,9 +10,8 @@ import shutil
 import struct
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,17 +25,14 @@ from vitruvian.data.index import cached_folder
 from vitruvian.data.names import parse_classes
 from vitruvian.data.sources import Dataset, Source, hold_out, locate, make_dataset
 from vitruvian.errors import DataError, ImageError
-from vitruvian.files import read_text
+from vitruvian.files import check_pickle, read_text
 from vitruvian.text import describe_error
 
 DOWNLOAD_AGAIN = "download it again"
 
 
 class RecordSource(Source):
-    """Files of records of equal length, each ending with the pixels of an image.
-
-    Pixels are stored as (rows, columns) or as color planes (3, rows, columns).
-    """
+    """Files of equal records, each ending with an image: (rows, columns) or color planes (3, rows, columns)."""
 
     def __init__(
         self,
@@ -50,22 +46,14 @@ class RecordSource(Source):
         header: int = 0,
     ) -> None:
         """`prefix` bytes precede each image, `header` bytes the first record."""
-        self.name = name
-        self.classes = classes
+        self.name, self.classes = name, classes
         self._files = [OpenFile(path) for path in files]
-        self._labels = labels
-        self._shape = shape
+        self._labels, self._shape = labels, shape
         self._prefix, self._header = prefix, header
         self._record = prefix + int(np.prod(shape))
         self._ends = np.cumsum([count_records(path, self._record, header) for path in files])
         if self._ends[-1] != len(labels):
             raise DataError(f"{self._ends[-1]} images but {len(labels)} labels", where=name)
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def labels(self) -> NDArray[np.int32]:
-        return self._labels
 
     def read(self, index: int) -> RawImage:
         file, within = locate(self._ends, index)
@@ -88,12 +76,8 @@ def count_records(path: Path, record: int, header: int) -> int:
 
 # IDX files, the format of MNIST
 
-IDX_FILES = {"train": "train", "test": "t10k"}
-"""Prefixes of the file names of a split."""
-
-MAX_UNPACKED_BYTES, MAX_RATIO = 2**28, 100
-"""A gzip file may unpack to this many bytes, or to this many times its size; images typically shrink to a tenth."""
-
+IDX_FILES = {"train": "train", "test": "t10k"}  # prefixes of the file names of a split
+MAX_UNPACKED_BYTES, MAX_RATIO = 2**28, 100  # limits of an unpacked gzip file: bytes, or times its size
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 """The classes of Fashion-MNIST, which its files do not name; recognized by the folder's name."""
 
@@ -172,8 +156,7 @@ def read_idx_header(path: Path, *, dimensions: int) -> tuple[int, ...]:
 
 # The built-in digits
 
-HELD_OUT = 0.2
-"""Fraction of each class in the split `test`, chosen with seed 0."""
+HELD_OUT = 0.2  # fraction of each class in the split `test`, chosen with seed 0
 
 
 class DigitsSource(Source):
@@ -182,22 +165,14 @@ class DigitsSource(Source):
     name = "digits"
     classes = tuple("0123456789")
 
-    def __len__(self) -> int:
-        return len(read_digits()[1])
-
-    def labels(self) -> NDArray[np.int32]:
-        return read_digits()[1]
+    def __init__(self) -> None:
+        path = resources.files("vitruvian.data") / "digits.npz"
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
+            self._images = np.rint(content["images"] * (255 / 16)).astype(np.uint8)
+            self._labels = content["labels"].astype(np.int32)
 
     def read(self, index: int) -> RawImage:
-        return np.asarray(read_digits()[0][index])
-
-
-@lru_cache(maxsize=1)
-def read_digits() -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    path = resources.files("vitruvian.data") / "digits.npz"
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
-        images, labels = content["images"], content["labels"]
-    return np.rint(images * (255 / 16)).astype(np.uint8), labels.astype(np.int32)
+        return np.asarray(self._images[index])
 
 
 def open_digits() -> Dataset:
@@ -212,11 +187,8 @@ def open_digits() -> Dataset:
 # then fine) and three planes of 32 x 32 pixels.
 
 PIXELS = 3 * 32 * 32
-MAX_ARCHIVE_BYTES = 2**29
-"""Limit on the unpacked size; the largest original is CIFAR-100's with 185 MB."""
-
-Member = tuple[str, BinaryIO]
-"""Name and content of a file."""
+MAX_ARCHIVE_BYTES = 2**29  # limit on the unpacked size; the largest original is CIFAR-100's with 185 MB
+Member = tuple[str, BinaryIO]  # name and content of a file
 
 
 @dataclass(frozen=True)
@@ -225,23 +197,17 @@ class CifarLayout:
 
     train: tuple[str, ...]
     test: str
-    names: str
-    """File of class names in the binary version."""
-    meta: str
-    """File of class names among the pickles."""
+    names: str  # file of class names in the binary version
+    meta: str  # file of class names among the pickles
     names_key: bytes
-    label_keys: tuple[bytes, ...]
-    """Keys of the labels in a pickle, in the order of a record's first bytes; the last is the one to learn."""
+    label_keys: tuple[bytes, ...]  # in a pickle, in the order of a record's first bytes; the last is the one to learn
 
-    def binary_files(self, folder: Path) -> list[Path]:
-        if not (folder / self.names).is_file():
-            return []
-        return [path for stem in (*self.train, self.test) if (path := folder / f"{stem}.bin").is_file()]
-
-    def pickles(self, folder: Path) -> list[Path]:
-        if not (folder / self.meta).is_file():
-            return []
-        return [path for stem in (*self.train, self.test) if (path := folder / stem).is_file()]
+    def files(self, folder: Path, *, binary: bool) -> list[Path]:
+        """The file of class names and the data files of one version in a folder; none if either is missing."""
+        names, suffix = (self.names, ".bin") if binary else (self.meta, "")
+        paths = [folder / f"{stem}{suffix}" for stem in (*self.train, self.test)]
+        data = [path for path in paths if path.is_file()]
+        return [folder / names, *data] if data and (folder / names).is_file() else []
 
 
 CIFAR_LAYOUTS = (
@@ -267,28 +233,23 @@ CIFAR_LAYOUTS = (
 def find_cifar(folder: Path) -> list[Path]:
     """The folder itself, or the one that the archive unpacks to, if it contains CIFAR files."""
     for path in (folder, *sorted(folder.glob("cifar-10*/"))):
-        if any(layout.binary_files(path) or layout.pickles(path) for layout in CIFAR_LAYOUTS):
+        if any(layout.files(path, binary=binary) for layout in CIFAR_LAYOUTS for binary in (True, False)):
             return [path]
     return []
 
 
 def open_cifar(paths: list[Path], name: str) -> Dataset:
     """The dataset in a folder of either version, or in an original archive."""
-    path = paths[0]
+    folder = path = paths[0]
     if path.is_file():
-        return open_cifar_binary(cached_folder("cifar", [path], partial(convert, partial(unpack_archive, path))), name)
-    for layout in CIFAR_LAYOUTS:
-        if layout.binary_files(path):
-            return open_cifar_binary(path, name)
-        pickles = layout.pickles(path)
-        if pickles:
-            files = [path / layout.meta, *pickles]
-            return open_cifar_binary(cached_folder("cifar", files, partial(convert, partial(open_all, files))), name)
-    raise DataError("no CIFAR-10 or CIFAR-100 files", where=path)
-
-
-def open_cifar_binary(folder: Path, name: str) -> Dataset:
-    layout = next((layout for layout in CIFAR_LAYOUTS if layout.binary_files(folder)), None)
+        folder = cached_folder("cifar", [path], lambda into: convert(unpack_archive(path), into))
+    elif not any(layout.files(path, binary=True) for layout in CIFAR_LAYOUTS):
+        pickles = next(filter(None, (layout.files(path, binary=False) for layout in CIFAR_LAYOUTS)), [])
+        if not pickles:
+            raise DataError("no CIFAR-10 or CIFAR-100 files", where=path)
+        members = ((file.name, io.BytesIO(file.read_bytes())) for file in pickles)
+        folder = cached_folder("cifar", pickles, lambda into: convert(members, into))
+    layout = next((layout for layout in CIFAR_LAYOUTS if layout.files(folder, binary=True)), None)
     if layout is None:
         hint = "unpack it and pass the folder"
         raise DataError("not an archive of CIFAR-10 or CIFAR-100", where=name, hint=hint)
@@ -301,7 +262,10 @@ def open_cifar_binary(folder: Path, name: str) -> Dataset:
         if len(files) < len(stems):
             notes.append(f"only {len(files)} of the {len(stems)} files of the split {split} are present")
         if files:
-            labels = np.concatenate([read_cifar_labels(file, prefix) for file in files])
+            for file in files:
+                count_records(file, prefix + PIXELS, 0)  # raises if it is not a whole number
+            records = [np.memmap(file, np.uint8, "r").reshape(-1, prefix + PIXELS) for file in files]
+            labels = np.concatenate([rows[:, prefix - 1] for rows in records]).astype(np.int32)
             if labels.max() >= len(classes):
                 reason = f"label {labels.max()}, but only {len(classes)} classes"
                 raise DataError(reason, where=files[0], hint=DOWNLOAD_AGAIN)
@@ -309,12 +273,6 @@ def open_cifar_binary(folder: Path, name: str) -> Dataset:
                 f"{name} ({split})", classes, files, labels=labels, shape=(3, 32, 32), prefix=prefix
             )
     return make_dataset(name, sources, notes)
-
-
-def read_cifar_labels(path: Path, prefix: int) -> NDArray[np.int32]:
-    count_records(path, prefix + PIXELS, 0)
-    records = np.memmap(path, np.uint8, "r").reshape(-1, prefix + PIXELS)
-    return records[:, prefix - 1].astype(np.int32)
 
 
 def unpack_archive(path: Path) -> Iterator[Member]:
@@ -331,15 +289,9 @@ def unpack_archive(path: Path) -> Iterator[Member]:
         raise DataError(f"damaged archive ({describe_error(error)})", where=path, hint=DOWNLOAD_AGAIN) from error
 
 
-def open_all(files: list[Path]) -> Iterator[Member]:
-    for path in files:
-        with open(path, "rb") as file:
-            yield path.name, file
-
-
-def convert(members: Callable[[], Iterator[Member]], into: Path) -> None:
+def convert(members: Iterable[Member], into: Path) -> None:
     """Write members of either version as the binary version."""
-    for name, file in members():
+    for name, file in members:
         for layout in CIFAR_LAYOUTS:
             stems = (*layout.train, layout.test)
             if name == layout.names or name in {f"{stem}.bin" for stem in stems}:
@@ -406,6 +358,9 @@ class PlainUnpickler(pickle.Unpickler):
 def plain_pickle(data: bytes, where: str) -> Any:
     """The plain data in a pickle, with Python 2's strings as bytes."""
     try:
+        check_pickle(io.BytesIO(data), where, raises=DataError)
         return PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
+    except DataError:
+        raise
     except Exception as error:  # broken bytes make the unpickler raise nearly any error
         raise DataError(f"not a pickle of plain data ({describe_error(error)})", where=where) from error

@@ -25,15 +25,9 @@ FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 
-LARGEST_RESIZE = 2**27
-"""Maximum pixels of a resized image; above it, only the part that the crop keeps is resized."""
-
-NAFLEX_PRECISION, NAFLEX_LARGEST = 1e-5, 100.0
-"""Step and upper bound of the search for the scale of a NaFlex image, as in SigLIP 2's processor."""
-
-Bounds = tuple[int, int, int, int]
-"""Left, top, right, bottom."""
-
+LARGEST_RESIZE = 2**24  # maximum pixels of a resized image; above it, only the part that the crop keeps is resized
+NAFLEX_PRECISION, NAFLEX_LARGEST = 1e-5, 100.0  # step and upper bound of the search for a scale, as in SigLIP 2
+Bounds = tuple[int, int, int, int]  # left, top, right, bottom
 FloatArray = NDArray[np.float32]
 IndexArray = NDArray[np.intp]
 
@@ -57,12 +51,7 @@ def preprocess_image(image: ImageInput, preprocess: Preprocess) -> Tensor:
 
 
 def apply_preprocess(image: Image.Image, preprocess: Preprocess) -> Tensor:
-    """Normalized float32 pixels (channels, rows, columns) of an upright RGB image."""
-    return normalize_levels(resize_and_crop(image, preprocess)[None], preprocess)[0]
-
-
-def resize_and_crop(image: Image.Image, preprocess: Preprocess) -> NDArray[Any]:
-    """Values of 0 to 255 (rows, columns, channels) of an upright RGB image, not yet normalized.
+    """Normalized float32 pixels (channels, rows, columns) of an upright RGB image.
 
     With antialias, resized by Pillow to 8 bits and cropped, bit-identical to torchvision and timm. Without it, sampled
     like TensorFlow, in float.
@@ -84,7 +73,16 @@ def resize_and_crop(image: Image.Image, preprocess: Preprocess) -> NDArray[Any]:
     else:
         raise ConfigError(f"antialias=False supports bilinear and nearest, not {preprocess.interpolation}")
     left, top, right, bottom = box
-    return levels.reshape(bottom - top, right - left, -1)
+    levels = levels.reshape(bottom - top, right - left, -1)
+    pixels = np.empty((levels.shape[2], *levels.shape[:2]), np.float32)  # (v / 255 - mean) / std, channels first
+    for channel, table in enumerate(level_tables(preprocess.mean, preprocess.std)):
+        if levels.dtype == np.uint8:
+            pixels[channel] = np.take(table, levels[..., channel], mode="clip")
+        else:
+            pixels[channel] = levels[..., channel] / np.float32(255)
+            pixels[channel] -= np.float32(preprocess.mean[channel])
+            pixels[channel] /= np.float32(preprocess.std[channel])
+    return torch.from_numpy(pixels)
 
 
 def geometry(size: Size, preprocess: Preprocess) -> tuple[Size, Bounds]:
@@ -181,21 +179,6 @@ def neighbors(length: int, scaled: int, start: int, stop: int) -> tuple[IndexArr
     first = np.floor(position)
     last = length - 1
     return first.clip(0, last).astype(np.intp), (first + 1).clip(0, last).astype(np.intp), position - first
-
-
-def normalize_levels(levels: NDArray[Any], preprocess: Preprocess) -> Tensor:
-    """(v / 255 - mean) / std of values of 0 to 255: (B, rows, columns, channels) -> (B, channels, rows, columns)."""
-    images, rows, columns, channels = levels.shape
-    pixels = np.empty((images, channels, rows, columns), np.float32)
-    for channel, table in enumerate(level_tables(preprocess.mean, preprocess.std)):
-        plane = levels[..., channel]
-        if levels.dtype == np.uint8:
-            pixels[:, channel] = np.take(table, plane, mode="clip")
-        else:
-            pixels[:, channel] = plane / np.float32(255)
-            pixels[:, channel] -= np.float32(preprocess.mean[channel])
-            pixels[:, channel] /= np.float32(preprocess.std[channel])
-    return torch.from_numpy(pixels)
 
 
 @lru_cache(maxsize=64)

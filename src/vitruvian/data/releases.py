@@ -22,8 +22,9 @@ from PIL import Image, ImageDraw, ImageFont
 from vitruvian.catalog import imagenet_ids
 from vitruvian.config import Preprocess
 from vitruvian.data.decode import EXTENSIONS, RawImage, decode
-from vitruvian.data.folder import FolderSource, class_folders, list_images, open_entries, open_lists, read_list
+from vitruvian.data.folder import FolderSource, list_images, open_entries, open_lists, read_list
 from vitruvian.data.index import Entry
+from vitruvian.data.names import natural_key
 from vitruvian.data.pixels import find_cifar, open_cifar
 from vitruvian.data.preprocess import FILTERS, geometry, resize
 from vitruvian.data.sources import Dataset, SkippedFiles
@@ -32,6 +33,7 @@ from vitruvian.files import read_json, read_text
 from vitruvian.tasks import TASKS, Task, data_root, download_hint
 from vitruvian.text import describe_error
 
+Label = Callable[[Path], str]  # the class of a folder
 VTAB_LISTS = {"train": "train800.txt", "val": "val200.txt", "test": "test.txt"}
 
 
@@ -58,46 +60,47 @@ def open_task(task: Task, root: Path | None = None, *, folders: Callable[[Path],
 
 
 def open_release(task: Task, folder: Path, root: Path, folders: Callable[[Path], Dataset]) -> Dataset:
+    name = str(folder)
     openers: dict[str, Callable[[], Dataset]] = {
-        "cifar": lambda: open_cifar(
-            find_cifar(folder) or sorted(folder.glob("cifar-10*.tar.gz")) or [folder], str(folder)
-        ),
+        "cifar": lambda: open_cifar(find_cifar(folder) or sorted(folder.glob("cifar-10*.tar.gz")) or [folder], name),
         "flowers": lambda: open_flowers(folder),
         "folders": lambda: folders(folder),
         "imagenet": lambda: open_imagenet(folder),
         "lists": lambda: open_lists(
-            str(folder), folder, {split: folder / name for split, name in VTAB_LISTS.items()}, classes=task.classes
+            name, folder, {split: folder / file for split, file in VTAB_LISTS.items()}, classes=task.classes
         ),
         "mafw": lambda: open_mafw(folder, int(task.name[-1])),
-        "numbered": lambda: open_numbered(unpacked_folder(folder, "0")),
-        "objectnet": lambda: open_objectnet(unpacked_folder(folder, "images")),
+        "numbered": lambda: open_classes(folder, "0", numbered_label, classes=imagenet_ids()),
+        "objectnet": lambda: open_classes(folder, "images", lambda path: path.name, "images", source=BorderedSource),
         "omni": lambda: open_omni(folder),
         "pets": lambda: open_pets(folder),
         "vizwiz": lambda: open_vizwiz(folder),
         "watermark": lambda: open_watermarked(folder, TASKS["imagenet"].path(root)),
-        "wordnet": lambda: open_wordnet(unpacked_folder(folder, "n[0-9]*")),
+        "wordnet": lambda: open_classes(folder, "n[0-9]*", wordnet_label),
     }
     return openers[task.layout]()
 
 
-def unpacked_folder(folder: Path, pattern: str) -> Path:
-    """The folder itself if the pattern matches in it, or else the folder inside that the archive unpacks to."""
-    for path in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
-        if next(path.glob(pattern), None) is not None:
-            return path
-    return folder
+def open_classes(folder: Path, pattern: str, label: Label, top: str = "", **options: Any) -> Dataset:
+    """Test images in the class folders of `top`; the classes are those that are present, or in the options.
+
+    The pattern matches in the folder itself, or in the folder inside that the archive unpacks to.
+    """
+    inner = sorted(path for path in folder.iterdir() if path.is_dir())
+    root = next((path for path in (folder, *inner) if next(path.glob(pattern), None) is not None), folder)
+    return open_entries(str(root), root, class_entries(root, root / top, "test", label), **options)
 
 
-def class_entries(root: Path, top: Path, split: str, label: Callable[[Path], str]) -> Iterator[Entry]:
+def class_entries(root: Path, top: Path, split: str, label: Label) -> Iterator[Entry]:
     """The images in the class folders of `top`, with keys relative to `root`; `label` names the class of a folder."""
-    for folder in class_folders(top) if top.is_dir() else []:
+    folders = [path for path in top.iterdir() if path.is_dir() and path.name[0] != "."] if top.is_dir() else []
+    for folder in sorted(folders, key=lambda path: natural_key(path.name)):
         name = label(folder)
         for path in list_images(folder, SkippedFiles()):
             yield Entry(split, str(Path(path).relative_to(root)), name)
 
 
-FLOWER_SPLITS = {"trnid": "train", "valid": "train", "tstid": "test"}
-"""The paper trains on the release's training and validation sets together."""
+FLOWER_SPLITS = {"trnid": "train", "valid": "train", "tstid": "test"}  # the paper trains on both
 
 
 def open_flowers(folder: Path) -> Dataset:
@@ -138,14 +141,11 @@ def open_pets(folder: Path) -> Dataset:
     return open_entries(str(folder), folder, entries, classes=tuple(breeds[index] for index in sorted(breeds)))
 
 
-def open_objectnet(folder: Path) -> Dataset:
-    """`images/FOLDER/*.png`; the classes are the names of the folders, which its `mappings` use."""
-    entries = class_entries(folder, folder / "images", "test", lambda path: path.name)
-    return open_entries(str(folder), folder, entries, source=BorderedSource)
-
-
 class BorderedSource(FolderSource):
-    """Images without their border of one pixel, with which ObjectNet marks them against use in training."""
+    """Images without their border of one pixel, with which ObjectNet marks them against use in training.
+
+    They are `images/FOLDER/*.png`; the classes are the names of the folders, which its `mappings` use.
+    """
 
     def read(self, index: int) -> RawImage:
         return np.asarray(decode(self.root / self.key(index)))[1:-1, 1:-1]
@@ -191,16 +191,14 @@ def open_mafw(folder: Path, fold: int) -> Dataset:
     frames = folder / "data" / "frames" if (folder / "data" / "frames").is_dir() else folder / "frames"
     lists = folder / "Train & Test Set" / "single" / "no_caption" / f"set_{fold}"
 
-    def middle_frame(clip: Path) -> Path:
-        paths = sorted(path for path in clip.iterdir() if path.suffix.lower() in EXTENSIONS) if clip.is_dir() else []
-        if not paths:
-            raise DataError("no frames of this clip", where=clip, hint="extract them, for instance with ffmpeg")
-        return paths[len(paths) // 2]
-
     def entries() -> Iterator[Entry]:
         for split in ("train", "test"):
-            for clip, emotion in read_list(lists / f"{split}.txt"):
-                yield Entry(split, str(middle_frame(frames / clip.split(".")[0]).relative_to(folder)), emotion)
+            for name, emotion in read_list(lists / f"{split}.txt"):
+                clip = frames / name.split(".")[0]
+                paths = sorted(path for path in clip.glob("*") if path.suffix.lower() in EXTENSIONS)
+                if not paths:
+                    raise DataError("no frames of this clip", where=clip, hint="extract them, for instance with ffmpeg")
+                yield Entry(split, str(paths[len(paths) // 2].relative_to(folder)), emotion)
 
     return open_entries(f"{folder} (fold {fold})", folder, entries(), classes=EMOTIONS)
 
@@ -226,43 +224,29 @@ FLAT = re.compile(r"ILSVRC2012_val_(\d{8})\.")
 
 def open_imagenet(folder: Path) -> Dataset:
     """The splits `train` and `val`, if present."""
-    entries = chain(wordnet_entries(folder, folder / "train", "train"), val_entries(folder, "val"))
+    entries = chain(class_entries(folder, folder / "train", "train", wordnet_label), val_entries(folder, "val"))
     return open_entries(str(folder), folder, entries, classes=imagenet_ids())
 
 
-def open_wordnet(folder: Path) -> Dataset:
-    """Test images in folders named by WordNet ids; the classes are those that are present."""
-    return open_entries(str(folder), folder, wordnet_entries(folder, folder, "test"))
+def wordnet_label(path: Path) -> str:
+    """The WordNet id that a folder is named by; other folders are an error, not a class."""
+    if path.name not in imagenet_ids():
+        raise DataError("not the WordNet id of one of ImageNet's 1000 classes, such as n01440764", where=path)
+    return path.name
 
 
-def open_numbered(folder: Path) -> Dataset:
-    """Test images in folders named 0 to 999, the indices of ImageNet's classes."""
+def numbered_label(path: Path) -> str:
+    """The class of a folder named 0 to 999, the indices of ImageNet's classes."""
     ids = imagenet_ids()
-
-    def label(path: Path) -> str:
-        if not path.name.isdecimal() or int(path.name) >= len(ids):
-            raise DataError(f"expected folders called 0 to {len(ids) - 1}", where=path)
-        return ids[int(path.name)]
-
-    return open_entries(str(folder), folder, class_entries(folder, folder, "test", label), classes=ids)
-
-
-def wordnet_entries(root: Path, top: Path, split: str) -> Iterator[Entry]:
-    """The images in folders named by WordNet ids; other folders are an error, not a class."""
-    known = set(imagenet_ids())
-
-    def label(path: Path) -> str:
-        if path.name not in known:
-            raise DataError("not the WordNet id of one of ImageNet's 1000 classes, such as n01440764", where=path)
-        return path.name
-
-    return class_entries(root, top, split, label)
+    if not path.name.isdecimal() or int(path.name) >= len(ids):
+        raise DataError(f"expected folders called 0 to {len(ids) - 1}", where=path)
+    return ids[int(path.name)]
 
 
 def val_entries(folder: Path, split: str) -> Iterator[Entry]:
     """The validation images: in class folders, or flat as in the archive, labeled by the development kit."""
     if any((folder / "val").glob("n[0-9]*/")):
-        yield from wordnet_entries(folder, folder / "val", split)
+        yield from class_entries(folder, folder / "val", split, wordnet_label)
     elif (folder / "val").is_dir():
         truth = ground_truth(folder / KIT)
         for path in sorted((folder / "val").iterdir()):
@@ -295,11 +279,9 @@ def ground_truth(kit: Path) -> list[str]:
 
 FONT = "fonts/SourceHanSerifSC-ExtraLight.otf"
 FONT_PIXELS = 36
-WATERMARK = "捷径捷径捷径"
-"""The watermark of ImageNet-W: "shortcut" three times, as the release draws it."""
+WATERMARK = "捷径捷径捷径"  # the watermark of ImageNet-W: "shortcut" three times, as the release draws it
 OPACITY = 0.5
-LEFT, TOP = 0.01, 0.4
-"""Position of the watermark, relative to the size of the image."""
+LEFT, TOP = 0.01, 0.4  # position of the watermark, relative to the size of the image
 RELEASE_PREPROCESS = Preprocess(image_size=(224, 224), fit="crop", scaled_size=(256, 256))
 
 
@@ -319,36 +301,25 @@ class WatermarkedSource(FolderSource):
         self.font = font
 
     def read(self, index: int) -> RawImage:
-        return add_watermark(decode(self.root / self.key(index)), self.font)
-
-
-def add_watermark(image: Image.Image, font: str) -> RawImage:
-    """Resize the shorter side to 256, crop the center of 224, and draw the text in half-transparent white."""
-    scaled, box = geometry((image.height, image.width), RELEASE_PREPROCESS)
-    cropped = resize(image, scaled, box, FILTERS["bilinear"]).convert("RGBA")
-    overlay = Image.new("RGBA", cropped.size, (255, 255, 255, 0))
-    position = (LEFT * cropped.width, TOP * cropped.height)
-    fill = (255, 255, 255, round(OPACITY * 255))
-    ImageDraw.Draw(overlay).text(position, WATERMARK, fill=fill, font=ImageFont.truetype(font, FONT_PIXELS))
-    return np.asarray(Image.alpha_composite(cropped, overlay).convert("RGB"))
+        """Resize the shorter side to 256, crop the center of 224, and draw the text in half-transparent white."""
+        image = decode(self.root / self.key(index))
+        scaled, box = geometry((image.height, image.width), RELEASE_PREPROCESS)
+        cropped = resize(image, scaled, box, FILTERS["bilinear"]).convert("RGBA")
+        overlay = Image.new("RGBA", cropped.size, (255, 255, 255, 0))
+        position = (LEFT * cropped.width, TOP * cropped.height)
+        fill = (255, 255, 255, round(OPACITY * 255))
+        ImageDraw.Draw(overlay).text(position, WATERMARK, fill=fill, font=ImageFont.truetype(self.font, FONT_PIXELS))
+        return np.asarray(Image.alpha_composite(cropped, overlay).convert("RGB"))
 
 
 HEADER_BYTES = 128
-
-MAX_BYTES = 2**28
-"""Maximum size of a file, and of its decompressed variables."""
-
-MATRIX, COMPRESSED = 14, 15
-
+MAX_BYTES = 2**28  # maximum size of a file, and of its decompressed variables
+MATRIX, COMPRESSED = 14, 15  # types of data elements
 NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8", 16: "u1"}
 """Types of stored numbers; 16 is UTF-8 text."""
 
-CELL, STRUCTURE, TEXT = 1, 2, 4
-
-NUMERIC = range(6, 16)
-
-Element = tuple[int, bytes]
-"""Type and content of a data element."""
+CELL, STRUCTURE, TEXT, NUMERIC = 1, 2, 4, range(6, 16)  # classes of arrays
+Element = tuple[int, bytes]  # type and content of a data element
 
 
 def read_matlab(path: Path) -> dict[str, Any]:
@@ -366,7 +337,11 @@ def read_matlab(path: Path) -> dict[str, Any]:
     try:
         for kind, body in elements(content[HEADER_BYTES:], order):
             if kind == COMPRESSED:
-                kind, body = next(elements(decompress(body, remaining), order))
+                decompressor = zlib.decompressobj()
+                content = decompressor.decompress(body, max(remaining, 1))
+                if decompressor.unconsumed_tail:
+                    raise ValueError("its variables are too large")
+                kind, body = next(elements(content, order))
             if kind != MATRIX:
                 raise ValueError(f"a variable of type {kind}")
             remaining -= len(body)
@@ -395,15 +370,8 @@ def elements(content: bytes, order: str) -> Iterator[Element]:
         offset += 8 + size + (0 if kind == COMPRESSED else -size % 8)
 
 
-def decompress(body: bytes, most: int) -> bytes:
-    decompressor = zlib.decompressobj()
-    content = decompressor.decompress(body, max(most, 1))
-    if decompressor.unconsumed_tail:
-        raise ValueError("its variables are too large")
-    return content
-
-
 def matrix(body: bytes, order: str) -> tuple[str, Any]:
+    """Name and value of an array; structures are dictionaries from field to value."""
     if not body:
         return "", np.empty((0, 0))
     pieces = elements(body, order)
@@ -413,23 +381,18 @@ def matrix(body: bytes, order: str) -> tuple[str, Any]:
     if flags == CELL:
         return name, [matrix(piece, order)[1] for _, piece in pieces]
     if flags == STRUCTURE:
-        return name, structures(pieces, int(np.prod(shape)), order)
+        length, packed = int(numbers(next(pieces), order)[0]), next(pieces)[1]
+        if not packed:
+            return name, []
+        fields = [packed[i : i + length].split(b"\0")[0].decode("latin-1") for i in range(0, len(packed), length)]
+        count = int(np.prod(shape))
+        return name, [{field: matrix(next(pieces)[1], order)[1] for field in fields} for _ in range(count)]
     if flags == TEXT:
         kind, text = next(pieces)
         return name, text.decode("utf-8") if kind in (1, 2, 16) else "".join(map(chr, numbers((kind, text), order)))
     if flags not in NUMERIC:
         raise ValueError(f"an array of class {flags}, which is not supported")
     return name, numbers(next(pieces), order).reshape(shape, order="F")
-
-
-def structures(pieces: Iterator[Element], count: int, order: str) -> list[dict[str, Any]]:
-    """The structures of an array, as dictionaries from field to value."""
-    length = int(numbers(next(pieces), order)[0])
-    packed = next(pieces)[1]
-    if not packed:
-        return []
-    names = [packed[i : i + length].split(b"\0")[0].decode("latin-1") for i in range(0, len(packed), length)]
-    return [{name: matrix(next(pieces)[1], order)[1] for name in names} for _ in range(count)]
 
 
 def numbers(element: Element, order: str) -> np.ndarray[Any, np.dtype[Any]]:

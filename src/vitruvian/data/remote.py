@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.cache import cache_folder, file_lock, scratch_folder
-from vitruvian.data.columns import Column, OpenFile
+from vitruvian.cache import cache_folder, file_lock
+from vitruvian.data.columns import Column, OpenFile, scratch_column
 from vitruvian.data.decode import RawImage
 from vitruvian.data.index import class_indices
 from vitruvian.data.names import CLASS_FILES, expand_braces, natural_key, parse_classes, split_of_file
@@ -32,21 +32,11 @@ from vitruvian.text import describe_error
 Result = TypeVar("Result")
 
 ATTEMPTS = 4
-
-FIRST_WAIT_SECONDS = 0.5
-"""Wait before the second attempt; doubled for each further one."""
-
-CONNECT_SECONDS = 5
-"""Time to connect to an S3 endpoint; the default of the libraries is 60 s, tried up to 25 times."""
-
-READ_SECONDS = 30
-"""Time to wait for data from a connected S3 endpoint."""
-
+FIRST_WAIT_SECONDS = 0.5  # wait before the second attempt; doubled for each further one
+CONNECT_SECONDS = 5  # time to connect to an S3 endpoint; the default of the libraries is 60 s, tried up to 25 times
+READ_SECONDS = 30  # time to wait for data from a connected S3 endpoint
 CHUNK_BYTES = 2**22
-
-DENIED = (401, 403)
-"""HTTP status codes of missing or wrong credentials."""
-
+DENIED = (401, 403)  # HTTP status codes of missing or wrong credentials
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "http": "'fsspec[http]'", "https": "'fsspec[http]'"}
 """Packages that fsspec needs for a kind of URL; for other kinds its own message names them."""
 
@@ -86,12 +76,13 @@ def retry(
         except VitruvianError:
             raise
         except Exception as error:  # each file system has its own errors
-            if status := denied_status(error):
-                raise DataError(
-                    f"access denied ({status}): {describe_error(error)}",
-                    where=what,
-                    hint="check the credentials and their permission to list and read",
-                ) from error
+            # fsspec may raise FileNotFoundError from an HTTP error
+            statuses = [getattr(source, "status", 0) for source in (error, error.__cause__)]
+            status = 403 if isinstance(error, PermissionError) else next((s for s in statuses if s in DENIED), 0)
+            if status:
+                hint = "check the credentials and their permission to list and read"
+                reason = f"access denied ({status}): {describe_error(error)}"
+                raise DataError(reason, where=what, hint=hint) from error
             final = isinstance(error, FileNotFoundError | IsADirectoryError)
             if final or attempt == ATTEMPTS - 1:
                 reason = (str(error) or type(error).__name__).splitlines()[0]
@@ -99,15 +90,6 @@ def retry(
                 raise raises(f"cannot be {doing}: {type(error).__name__}: {reason}{attempts}", where=what) from error
             time.sleep(FIRST_WAIT_SECONDS * 2**attempt)
     raise AssertionError("the loop returns or raises")
-
-
-def denied_status(error: BaseException) -> int:
-    """The HTTP status if a server refused access, or 0 for other errors."""
-    if isinstance(error, PermissionError):
-        return 403
-    # fsspec may raise FileNotFoundError from an HTTP error
-    statuses = [getattr(source, "status", 0) for source in (error, error.__cause__)]
-    return next((status for status in statuses if status in DENIED), 0)
 
 
 def remote_files(url: str, extension: str) -> list[str]:
@@ -165,8 +147,7 @@ def download(url: str, target: Path) -> None:
             raise DataError(f"received {size} of {expected} bytes", where=url)
 
 
-THREADS = 4
-"""Number of shards that one process downloads concurrently."""
+THREADS = 4  # number of shards that one process downloads concurrently
 
 
 class LocalShard(Source):
@@ -174,51 +155,36 @@ class LocalShard(Source):
 
     def __init__(self, folder: Path) -> None:
         with np.load(folder / "index.npz", allow_pickle=False) as content:
-            self._labels: NDArray[np.int32] = content["labels"]
-            self._offsets, self._sizes, self._members = content["offsets"], content["sizes"], content["members"]
-            self._weights: NDArray[np.float32] = content["weights"]
-            self.name = str(content["name"])
+            self._index = {name: content[name] for name in ("offsets", "sizes", "members", "weights")}
+            self._labels, self.name = content["labels"], str(content["name"])
         self._file = OpenFile(folder / "shard.tar")
         self._file.read(0, 0)  # open it now
 
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def labels(self) -> NDArray[np.int32]:
-        return self._labels
-
     def weight(self, index: int) -> float:
-        return float(self._weights[index])
+        return float(self._index["weights"][index])
 
     def key(self, index: int) -> str:
-        return f"{self.name}:{os.fsdecode(self._members[index])}"
+        return f"{self.name}:{os.fsdecode(self._index['members'][index])}"
 
     def read(self, index: int) -> RawImage:
-        size = int(self._sizes[index])
-        return read_member(self._file, int(self._offsets[index]), size, self.key(index))
+        offset, size = (int(self._index[name][index]) for name in ("offsets", "sizes"))
+        return read_member(self._file, offset, size, self.key(index))
 
 
 class ShardCache:
     """The shards of one dataset, downloaded when they are needed or announced."""
 
-    def __init__(self, urls: tuple[str, ...], classes: tuple[str, ...], *, folder: Path, max_bytes: int, max_open: int):
+    def __init__(self, urls: tuple[str, ...], classes: tuple[str, ...], folder: Path, max_bytes: int, max_open: int):
         """At most about `max_bytes` stay on the disk, and `max_open` shards stay open in a process."""
         self.urls, self.classes = urls, classes
         self.folder, self.max_bytes, self.max_open = folder, max_bytes, max_open
-        self._reset()
-
-    def _reset(self) -> None:
         self._futures: OrderedDict[int, Future[LocalShard]] = OrderedDict()
         self._waiting: queue.SimpleQueue[tuple[int, Future[LocalShard]]] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ShardCache, (self.urls, self.classes, self.folder, self.max_bytes, self.max_open)
 
     def shard(self, index: int) -> LocalShard:
         """The shard, after its download."""
@@ -257,20 +223,17 @@ class ShardCache:
     def _fetch(self, url: str) -> LocalShard:
         target = self.folder / short_hash([url, remote_size(url), self.classes])
         try:
-            return self._copy(url, target)
+            with file_lock(target.with_suffix(".lock")):  # other processes wait for this copy
+                if not target.is_dir():
+                    with atomic_path(target) as new:
+                        new.mkdir()
+                        download(url, new / "shard.tar")
+                        write_shard_index(new, url.rpartition("/")[2], self.classes)
+                    self._evict(target)
+                os.utime(target)
+                return LocalShard(target)
         except (OSError, FileError) as error:  # not an unreadable image, which would be skipped
             raise DataError(f"cannot be copied to {self.folder}: {describe_error(error)}", where=url) from error
-
-    def _copy(self, url: str, target: Path) -> LocalShard:
-        with file_lock(target.with_suffix(".lock")):  # other processes wait for this copy
-            if not target.is_dir():
-                with atomic_path(target) as new:
-                    new.mkdir()
-                    download(url, new / "shard.tar")
-                    write_shard_index(new, url.rpartition("/")[2], self.classes)
-                self._evict(target)
-            os.utime(target)
-            return LocalShard(target)
 
     def _evict(self, newest: Path) -> None:
         """Remove the least recently opened shards until the rest fits."""
@@ -288,9 +251,7 @@ class ShardCache:
 
 def write_shard_index(folder: Path, name: str, classes: tuple[str, ...]) -> None:
     """Write the positions and labels of a shard's images."""
-    samples = [
-        sample for sample in read_samples(folder / "shard.tar", name) if sample.member and sample.label is not None
-    ]
+    samples = [s for s in read_samples(folder / "shard.tar", name) if s.member and s.label is not None]
     np.savez(
         folder / "index.npz",
         labels=class_indices([sample.label or "" for sample in samples], classes),
@@ -302,16 +263,10 @@ def write_shard_index(folder: Path, name: str, classes: tuple[str, ...]) -> None
     )
 
 
-MAX_CACHE_BYTES = 2**35
-"""Maximum size of one dataset in the cache."""
-
+MAX_CACHE_BYTES = 2**35  # maximum size of one dataset in the cache
 MAX_LANES = 64
-
-LIST_THREADS = 16
-"""Number of lists of labels to download concurrently."""
-
-SIZES_FILE = "sizes.json"
-"""A file beside the shards: an object from file name to number of samples."""
+LIST_THREADS = 16  # number of lists of labels to download concurrently
+SIZES_FILE = "sizes.json"  # a file beside the shards: an object from file name to number of samples
 
 
 class RemoteSource(PartSource):
@@ -321,15 +276,9 @@ class RemoteSource(PartSource):
 
     def __init__(self, name: str, cache: ShardCache, sizes: IndexArray, *, lanes: int, small: bool) -> None:
         """`small`: all shards together fit into the cache."""
-        self.name = name
-        self.classes = cache.classes
-        self.cache = cache
+        self.name, self.classes, self.cache = name, cache.classes, cache
         self.blocks = Blocks(sizes, lanes)
-        self._ends = np.cumsum(sizes)
-        self._small = small
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
+        self._ends, self._small = np.cumsum(sizes), small
 
     def part(self, index: int) -> tuple[LocalShard, int]:
         shard, within = locate(self._ends, index)
@@ -344,23 +293,17 @@ class RemoteSource(PartSource):
         return shard
 
     @cached_property
-    def _labels(self) -> Column:
-        path = scratch_folder() / "labels.i32"
-        with open(path, "wb") as file:
-            for labels in self._shard_labels() if self._small else self._listed_labels():
-                labels.tofile(file)
-        return Column(path, "i4")
-
-    def labels(self) -> NDArray[np.int32]:
+    def _labels(self) -> Column:  # type: ignore[override]
         """All labels: from the shards if they fit into the cache, otherwise from the lists beside them."""
-        return self._labels.array()
-
-    def _shard_labels(self) -> Iterator[NDArray[np.int32]]:
-        for index in range(len(self.cache.urls)):
+        if not self._small:
+            return scratch_column(self._listed_labels(), "i4")
+        indices = range(len(self.cache.urls))
+        for index in indices:
             self.cache.begin(index)
-        return (self._shard(index).labels() for index in range(len(self.cache.urls)))
+        return scratch_column((self._shard(index).labels() for index in indices), "i4")
 
     def _listed_labels(self) -> Iterator[NDArray[np.int32]]:
+        """The labels in the list beside each shard."""
         lists = [url.removesuffix(".tar") + ".jsonl" for url in self.cache.urls]
         known, sizes = range(len(self.classes)), np.diff(self._ends, prepend=0).tolist()
         with ThreadPoolExecutor(LIST_THREADS) as pool:
@@ -387,24 +330,28 @@ def open_url(url: str) -> Dataset:
     urls = sorted(remote_files(url, ".tar"), key=natural_key)
     if not urls:
         raise DataError("no .tar files", where=url, hint="remote data must be tar shards; download other formats first")
-    classes, sizes = read_beside(urls, CLASS_FILES), shard_sizes(urls)
+    beside = urls[0].rpartition("/")[0]
+    parents = [parent for parent in (beside, beside.rpartition("/")[0]) if "://" in parent]
+    lists = ((remote_text(f"{parent}/{name}"), f"{parent}/{name}") for parent in parents for name in CLASS_FILES)
+    classes = next((parse_classes(text, where) for text, where in lists if text is not None), None)
+    sizes = shard_sizes(urls)
     shard_bytes = remote_size(urls[0]) or 1
     small = shard_bytes * len(urls) <= MAX_CACHE_BYTES
-    if classes and sizes:
-        return open_remote(url, urls, parse_classes(*classes), sizes, shard_bytes=shard_bytes, small=small)
-    if not small:
-        missing = SIZES_FILE if classes else CLASS_FILES[0]
-        raise DataError(
-            f"{len(urls)} shards, about {shard_bytes * len(urls) >> 30} GB, without {missing} beside them",
-            where=url,
-            hint=f"write the list of classes, and {SIZES_FILE}: an object from shard name to number of samples",
-        )
-    return open_shards(download_all(url, urls), url, classes=parse_classes(*classes) if classes else None)
-
-
-def open_remote(
-    url: str, urls: list[str], classes: tuple[str, ...], sizes: dict[str, int], *, shard_bytes: int, small: bool
-) -> Dataset:
+    folder = cache_folder() / "shards" / short_hash([url])
+    if classes is None or sizes is None:
+        if not small:
+            missing = SIZES_FILE if classes else CLASS_FILES[0]
+            reason = f"{len(urls)} shards, about {shard_bytes * len(urls) >> 30} GB, without {missing} beside them"
+            hint = f"write the list of classes, and {SIZES_FILE}: an object from shard name to number of samples"
+            raise DataError(reason, where=url, hint=hint)
+        paths = []  # of copies of all shards, in folders of the same names
+        for shard in urls:
+            parent, _, name = shard.rpartition("/")
+            paths.append(folder / short_hash([parent]) / parent.rpartition("/")[2] / name)
+            if not paths[-1].is_file() or paths[-1].stat().st_size != remote_size(shard):
+                paths[-1].parent.mkdir(parents=True, exist_ok=True)
+                download(shard, paths[-1])
+        return open_shards(paths, url, classes=classes)
     by_split: dict[str, list[str]] = {}
     for shard in urls:
         by_split.setdefault(split_of_file(shard), []).append(shard)
@@ -412,27 +359,10 @@ def open_remote(
     for split, shards in by_split.items():
         most = max(1, min(MAX_LANES, len(shards), MAX_CACHE_BYTES // (4 * shard_bytes)))
         lanes = 1 << (most.bit_length() - 1)  # a power of two can be divided evenly among processes
-        cache = ShardCache(
-            tuple(shards), classes, folder=shard_folder(url), max_bytes=MAX_CACHE_BYTES, max_open=2 * lanes
-        )
+        cache = ShardCache(tuple(shards), classes, folder, MAX_CACHE_BYTES, max_open=2 * lanes)
         counts = np.array([sizes[shard] for shard in shards], np.int64)
         sources[split] = RemoteSource(f"{url} ({split})", cache, counts, lanes=lanes, small=small)
     return make_dataset(url, sources)
-
-
-def shard_folder(url: str) -> Path:
-    return cache_folder() / "shards" / short_hash([url])
-
-
-def read_beside(urls: list[str], names: tuple[str, ...]) -> tuple[str, str] | None:
-    """Text and URL of the first of these files that exists in the first shard's folder, or in the one above."""
-    folder = urls[0].rpartition("/")[0]
-    for parent in (folder, folder.rpartition("/")[0]):
-        for name in names if "://" in parent else ():
-            text = remote_text(f"{parent}/{name}")
-            if text is not None:
-                return text, f"{parent}/{name}"
-    return None
 
 
 def shard_sizes(urls: list[str]) -> dict[str, int] | None:
@@ -446,16 +376,3 @@ def shard_sizes(urls: list[str]) -> dict[str, int] | None:
         except (ValueError, TypeError, AttributeError) as error:
             raise DataError("not an object from file names to numbers", where=where) from error
     return sizes if all(sizes.get(url, 0) > 0 for url in urls) else None
-
-
-def download_all(url: str, urls: list[str]) -> list[Path]:
-    """Local copies of all shards, in folders of the same names."""
-    paths = []
-    for shard in urls:
-        parent, _, name = shard.rpartition("/")
-        path = shard_folder(url) / short_hash([parent]) / parent.rpartition("/")[2] / name
-        if not path.is_file() or path.stat().st_size != remote_size(shard):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            download(shard, path)
-        paths.append(path)
-    return paths

@@ -9,7 +9,6 @@ import tarfile
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,16 +23,10 @@ from vitruvian.errors import DataError, FileError, ImageError
 from vitruvian.files import parse_json
 from vitruvian.text import describe_error
 
-IMAGES = EXTENSIONS | {".npy"}
-"""Extensions of members that contain the image; `.npy` contains its pixels."""
-
-LABEL_KEYS = ("label", "cls", "class")
-"""Keys of the label in the JSON member of a sample."""
-
+IMAGES = EXTENSIONS | {".npy"}  # extensions of members that contain the image; `.npy` contains its pixels
+LABEL_KEYS = ("label", "cls", "class")  # keys of the label in the JSON member of a sample
 MAX_LABEL_BYTES = 2**20
-
-HEADER_BYTES = 16
-"""Enough to contain the part of an `.npy` header that states its length."""
+HEADER_BYTES = 16  # enough to contain the part of an `.npy` header that states its length
 
 
 @dataclass(slots=True)
@@ -49,79 +42,67 @@ class TarSample:
 
 
 def read_samples(shard: Path, name: str = "") -> Iterator[TarSample]:
-    """The samples of a shard, read from its headers; a sample without an image has no member.
-
-    `name` is used in messages instead of the path.
-    """
-    content = OpenFile(shard)
+    """The samples of a shard, from its headers; without an image, they have no member. Messages use `name`."""
+    content, where = OpenFile(shard), name or str(shard)
     try:
         with tarfile.open(shard, "r:") as archive:
             current: TarSample | None = None
             while (member := archive.next()) is not None:
                 archive.members = []  # type: ignore[attr-defined]  # otherwise it keeps all of them
-                if not member.isreg() or member.name.rpartition("/")[2].startswith("."):
+                folder, slash, file = member.name.rpartition("/")
+                if member.isdir() or file.startswith("."):
                     continue
-                key, extension = sample_key(member.name)
+                if member.issparse() or not member.isreg():
+                    kind = "sparse" if member.issparse() else f"a link to {member.linkname!r}" * bool(member.linkname)
+                    reason = f"the member {member.name!r} is {kind or 'no regular file'}, which is not supported"
+                    raise DataError(reason, where=where, hint="write the shard again with `tar --hard-dereference -h`")
+                if member.size < 0:  # Python's reader would go back, forever
+                    raise DataError(f"the member {member.name!r} states a negative size", where=where)
+                stem, _, extension = file.partition(".")
+                key = folder + slash + stem  # `a/b` of `a/b.c.jpg`
                 if current is None or current.key != key:
                     if current is not None:
                         yield current
                     current = TarSample(key)
-                parse_member(current, content, member, extension)
-            check_end(content, archive.offset, name or str(shard))
+                parse_member(current, content, member, "." + extension.lower().rpartition(".")[2])
+            # The file must end with a block of zeros: Python's reader also stops at a broken or missing header.
+            end = content.read(archive.offset, tarfile.BLOCKSIZE)
+            if end.strip(b"\0"):
+                raise DataError(f"damaged after byte {archive.offset}", where=where)
+            if len(end) < tarfile.BLOCKSIZE:
+                hint = "download it again, or append 1024 zeros if it is complete"
+                reason = f"truncated after byte {archive.offset}: no zeros mark its end"
+                raise DataError(reason, where=where, hint=hint)
             if current is not None:
                 yield current
-    except (tarfile.TarError, EOFError) as error:
-        raise DataError(
-            f"not a complete tar file ({error})", where=name or shard, hint="decompress compressed shards first"
-        ) from error
+    except DataError:
+        raise
+    except Exception as error:  # tarfile raises nearly anything for broken headers
+        hint = "decompress compressed shards first"
+        raise DataError(f"not a complete tar file ({describe_error(error)})", where=where, hint=hint) from error
 
 
 def parse_member(sample: TarSample, content: OpenFile, member: tarfile.TarInfo, extension: str) -> None:
-    """Update a sample with the content of one member."""
-    last = "." + extension.rpartition(".")[2]
-    if last in IMAGES and not sample.member:
+    """Update a sample with one member: image, label, or JSON with a label or an object of `label` and `weight`."""
+    if extension in IMAGES and not sample.member:
         sample.member, sample.offset, sample.size = member.name, member.offset_data, member.size
-    elif last in (".cls", ".json") and member.size <= MAX_LABEL_BYTES:
-        text = content.read(member.offset_data, member.size).decode("utf-8", "replace")
-        if last == ".cls":
-            sample.label = text.strip() or sample.label
-        else:
-            parse_json_member(sample, text)
-
-
-def sample_key(name: str) -> tuple[str, str]:
-    """Split `a/b.c.jpg` into the sample's key `a/b` and the extension `c.jpg`."""
-    folder, slash, file = name.rpartition("/")
-    stem, _, extension = file.partition(".")
-    return folder + slash + stem, extension.lower()
-
-
-def parse_json_member(sample: TarSample, text: str) -> None:
-    """Take label and weight from a JSON member: a label, or an object with `label` and perhaps `weight`."""
+    if extension not in (".cls", ".json") or member.size > MAX_LABEL_BYTES:
+        return
+    text = content.read(member.offset_data, member.size).decode("utf-8", "replace")
+    if extension == ".cls":
+        sample.label = text.strip() or sample.label
+        return
     try:
-        content = parse_json(text, "")
+        parsed = parse_json(text, "")
     except FileError:
         return
-    if isinstance(content, dict):
-        weight = content.get("weight", 1.0)
+    if isinstance(parsed, dict):
+        weight = parsed.get("weight", 1.0)
         if isinstance(weight, int | float) and 0 <= weight < 1e30:
             sample.weight = float(weight)
-        content = next((content[key] for key in LABEL_KEYS if key in content), None)
-    if sample.label is None and isinstance(content, str | int) and not isinstance(content, bool):
-        sample.label = str(content)
-
-
-def check_end(content: OpenFile, offset: int, name: str) -> None:
-    """Check that the file ends with a block of zeros: Python's reader also stops at a broken or missing header."""
-    end = content.read(offset, tarfile.BLOCKSIZE)
-    if end.strip(b"\0"):
-        raise DataError(f"damaged after byte {offset}", where=name)
-    if len(end) < tarfile.BLOCKSIZE:
-        raise DataError(
-            f"truncated after byte {offset}: no zeros mark its end",
-            where=name,
-            hint="download it again, or append 1024 zeros if it is complete",
-        )
+        parsed = next((parsed[key] for key in LABEL_KEYS if key in parsed), None)
+    if sample.label is None and isinstance(parsed, str | int) and not isinstance(parsed, bool):
+        sample.label = str(parsed)
 
 
 def read_member(file: OpenFile, offset: int, size: int, key: str) -> RawImage:
@@ -151,10 +132,7 @@ def pixels_of(data: bytes) -> NDArray[np.uint8]:
 
 @functools.lru_cache(maxsize=4096)
 def pixel_shape(header: bytes) -> tuple[tuple[int, ...], bool]:
-    """Shape and order in the header of an `.npy` member.
-
-    Cached: parsing takes longer than the rest of reading an image, and a dataset has few shapes.
-    """
+    """Shape and order in an `.npy` header. Cached: parsing is slow, and a dataset has few shapes."""
     stream = io.BytesIO(header)
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -165,9 +143,7 @@ def pixel_shape(header: bytes) -> tuple[tuple[int, ...], bool]:
 
 
 NUMBERS = ("shard", "offset", "size")
-
-OPEN_SHARDS = 64
-"""Maximum number of open files."""
+OPEN_SHARDS = 64  # maximum number of open files
 
 
 class TarSource(IndexedSource):
@@ -180,18 +156,15 @@ class TarSource(IndexedSource):
 
     def read(self, index: int) -> RawImage:
         shard, offset, size = (self.numbers[name][index] for name in NUMBERS)
-        return read_member(self._file(shard), offset, size, self.key(index))
-
-    def key(self, index: int) -> str:
-        return f"{self.shards[self.numbers['shard'][index]].name}:{super().key(index)}"
-
-    def _file(self, shard: int) -> OpenFile:
         if shard not in self._open:
             self._open[shard] = OpenFile(self.shards[shard])
             if len(self._open) > OPEN_SHARDS:
                 self._open.popitem(last=False)
         self._open.move_to_end(shard)
-        return self._open[shard]
+        return read_member(self._open[shard], offset, size, self.key(index))
+
+    def key(self, index: int) -> str:
+        return f"{self.shards[self.numbers['shard'][index]].name}:{super().key(index)}"
 
 
 def open_shards(shards: Sequence[Path], name: str, *, classes: tuple[str, ...] | None = None) -> Dataset:
@@ -204,22 +177,21 @@ def open_shards(shards: Sequence[Path], name: str, *, classes: tuple[str, ...] |
     for folder in (shards[0].parent, shards[0].parent.parent):
         if classes is None:
             classes, class_files = find_classes(folder)
-    entries = partial(list_samples, shards)
+
+    def entries(skipped: SkippedFiles) -> Iterator[Entry]:
+        for position, shard in enumerate(shards):
+            split = split_of_file(str(shard))
+            for sample in read_samples(shard):
+                if not sample.member:
+                    skipped.add("sample", "without an image", f"{shard.name}:{sample.key}")
+                elif sample.label is None:
+                    skipped.add("image", "without a label", f"{shard.name}:{sample.member}")
+                else:
+                    numbers = (position, sample.offset, sample.size)
+                    yield Entry(split, sample.member, sample.label, sample.weight, numbers)
+
     stored = build_index(entries, files=[*shards, *class_files], kind="tar", numbers=NUMBERS, classes=classes)
     if not stored.splits:
         reason = f"no labeled images ({'; '.join(stored.notes) or 'no members'})"
         raise DataError(reason, where=name, hint="expected pairs such as 0001.jpg and 0001.cls")
     return make_dataset(name, stored.sources(name, TarSource, shards=shards), stored.notes)
-
-
-def list_samples(shards: Sequence[Path], skipped: SkippedFiles) -> Iterator[Entry]:
-    for position, shard in enumerate(shards):
-        split = split_of_file(str(shard))
-        for sample in read_samples(shard):
-            if not sample.member:
-                skipped.add("sample", "without an image", f"{shard.name}:{sample.key}")
-            elif sample.label is None:
-                skipped.add("image", "without a label", f"{shard.name}:{sample.member}")
-            else:
-                numbers = (position, sample.offset, sample.size)
-                yield Entry(split, sample.member, sample.label, sample.weight, numbers)

@@ -6,7 +6,7 @@ import os
 import stat
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,17 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.cache import scratch_folder
-from vitruvian.data.columns import CHUNK, Column, read_chunk
+from vitruvian.data.columns import Column, read_chunk, read_chunks, scratch_column
 from vitruvian.data.decode import RawImage
 from vitruvian.data.names import SPLITS, split_name
 from vitruvian.data.order import Blocks, IndexArray, permute
 from vitruvian.errors import ConfigError, DataError, ImageError, argument
-from vitruvian.text import plural, printable
+from vitruvian.text import describe_error, plural, printable
 
 MAX_IMAGE_BYTES = 2**28
-
-EMPTY_CLASS = ("class folder", "without an image")
-"""Noun and rest of the note about a class without images."""
+EMPTY_CLASS = ("class folder", "without an image")  # noun and rest of the note about a class without images
 
 
 @dataclass
@@ -52,24 +50,22 @@ class Source(ABC):
     """One split of a dataset: labeled images that can be read in any order."""
 
     classes: tuple[str, ...]
-    name: str
-    """The name of the source in messages."""
-    blocks: Blocks | None = None
-    """Samples that are cheap only when read together; None if all cost the same."""
-    remote: bool = False
-    """Whether labels and keys come only with the images, so that reading all of them downloads everything."""
-    draws: bool = False
-    """Whether reading draws from the global random generators, which the loader then seeds for each sample."""
+    name: str  # the name of the source in messages
+    blocks: Blocks | None = None  # samples that are cheap only when read together; None if all cost the same
+    remote: bool = False  # whether labels and keys come with the images, so that reading all downloads everything
+    draws: bool = False  # whether reading draws from the global generators, which the loader seeds for each sample
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    _labels: NDArray[np.int32] | Column  # of a source that does not override `__len__` and `labels`
+
+    def __len__(self) -> int:
+        return len(self._labels)
 
     def label(self, index: int) -> int:
-        return int(self.labels()[index])
+        return int(self._labels[index])
 
-    @abstractmethod
     def labels(self) -> NDArray[np.int32]:
-        """All labels, perhaps as a memory map: read them with `read_chunk`, and they take no memory."""
+        """All labels, perhaps as a memory map: read them with `read_chunks`, and they take no memory."""
+        return self._labels.array() if isinstance(self._labels, Column) else self._labels
 
     @abstractmethod
     def read(self, index: int) -> RawImage:
@@ -89,6 +85,11 @@ class Source(ABC):
 
 class PartSource(Source):
     """A source whose samples are those of other sources."""
+
+    _ends: IndexArray  # where the samples of each of several sources end
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
 
     @abstractmethod
     def part(self, index: int) -> tuple[Source, int]:
@@ -122,12 +123,9 @@ class Dataset:
     """The splits of one dataset; all have the same classes."""
 
     name: str
-    splits: Mapping[str, Source]
-    """`train`, `val` and `test`, if present, then others."""
-    notes: tuple[str, ...] = ()
-    """One line per thing that was skipped or is unusual."""
-    divided: bool = True
-    """Whether the data has splits; otherwise all of it is `train`."""
+    splits: Mapping[str, Source]  # `train`, `val` and `test`, if present, then others
+    notes: tuple[str, ...] = ()  # one line per thing that was skipped or is unusual
+    divided: bool = True  # whether the data has splits; otherwise all of it is `train`
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -149,19 +147,14 @@ class Dataset:
         """The dataset reduced to one split."""
         name = split_name(split) or split
         if not self.divided:
-            raise DataError(
-                f"no split {split!r}: this dataset has no splits",
-                where=self.name,
-                hint="leave it out to use all images, or put the class folders into folders called train, val or test",
-            )
+            hint = "leave it out to use all images, or put the class folders into folders called train, val or test"
+            raise DataError(f"no split {split!r}: this dataset has no splits", where=self.name, hint=hint)
         if name not in self.splits:
             raise DataError(f"no split {split!r}, only {', '.join(self.splits)}", where=self.name)
         return replace(self, splits={name: self.splits[name]})
 
 
-def make_dataset(
-    name: str, splits: Mapping[str, Source], notes: Iterable[str] = (), *, divided: bool = True
-) -> Dataset:
+def make_dataset(name: str, splits: Mapping[str, Source], notes: Iterable[str] = (), divided: bool = True) -> Dataset:
     """The dataset of these splits in their usual order; it must have images of at least two classes."""
     filled = {split: source for split, source in splits.items() if len(source)}
     if not filled:
@@ -185,7 +178,10 @@ def check_inside(where: str | Path, path: str) -> str:
 
 def read_file(path: str | Path) -> bytes:
     """The content of an image file; raises ImageError if it is not a regular file, or too large."""
-    status = os.stat(path)  # before it is opened: opening a pipe may block forever
+    try:
+        status = os.stat(path)  # before it is opened: opening a pipe may block forever
+    except ValueError as error:  # a NUL in the path
+        raise ImageError(describe_error(error), where=printable(str(path))) from error
     if not stat.S_ISREG(status.st_mode):
         raise ImageError("not a regular file", where=printable(str(path)))
     check_image_bytes(status.st_size, str(path))
@@ -209,7 +205,7 @@ class Subset(PartSource):
         self._indices = Column(indices, "i8")
 
     def __len__(self) -> int:
-        return self._indices.length
+        return len(self._indices)
 
     def original(self, index: int) -> int:
         """The index of the sample in the full source."""
@@ -219,20 +215,16 @@ class Subset(PartSource):
         return self.source, self.original(index)
 
     @cached_property
-    def _labels(self) -> Column:
-        path = scratch_folder() / "labels.i32"
-        indices, labels = self._indices.array(), self.source.labels()
-        done = 0
-        with open(path, "wb") as file:
-            for start in range(0, len(labels), CHUNK):
-                chunk = read_chunk(indices, done)
-                chunk = chunk[: np.searchsorted(chunk, start + CHUNK)]
-                read_chunk(labels, start)[chunk - start].astype("i4").tofile(file)
-                done += len(chunk)
-        return Column(path, "i4")
+    def _labels(self) -> Column:  # type: ignore[override]
+        def chunks() -> Iterator[NDArray[np.int32]]:
+            done, all_indices = 0, self._indices.array()
+            for start, labels in read_chunks(self.source.labels()):
+                indices = read_chunk(all_indices, done)
+                indices = indices[: np.searchsorted(indices, start + len(labels))]
+                yield labels[indices - start]
+                done += len(indices)
 
-    def labels(self) -> NDArray[np.int32]:
-        return self._labels.array()
+        return scratch_column(chunks(), "i4")
 
     def announce(self, indices: IndexArray) -> None:
         if self.source.blocks is not None:
@@ -247,6 +239,26 @@ class Subset(PartSource):
         edges = np.concatenate([[0], np.cumsum(blocks.sizes)])
         sizes = np.diff(np.searchsorted(self._indices.array(), edges))
         return Blocks(sizes[sizes > 0], blocks.lanes)
+
+
+class ClassSubset(Subset):
+    """The samples of some classes of a source; a label is the position of its class among these."""
+
+    def __init__(self, source: Source, kept: Sequence[int]) -> None:
+        """`kept` has the labels of the classes in the source."""
+        self._new_labels = np.full(len(source.classes), -1, np.int32)
+        self._new_labels[list(kept)] = np.arange(len(kept))
+        indices = (start + np.flatnonzero(self._new_labels[c] >= 0) for start, c in read_chunks(source.labels()))
+        name = f"{source.name} ({len(kept)} of {plural(len(source.classes), 'class')})"
+        super().__init__(source, scratch_column(indices, "i8").path, name=name)
+        self.classes = tuple(source.classes[label] for label in kept)
+
+    def label(self, index: int) -> int:
+        return int(self._new_labels[super().label(index)])
+
+    @cached_property
+    def _labels(self) -> Column:  # type: ignore[override]
+        return scratch_column((self._new_labels[chunk] for _, chunk in read_chunks(super()._labels.array())), "i4")
 
 
 def hold_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
@@ -268,10 +280,7 @@ def hold_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
 
 
 def first_samples(source: Source, count: int, seed: int) -> Subset:
-    """`count` samples chosen by the seed, balanced over classes as far as possible.
-
-    A smaller subset is contained in a larger one.
-    """
+    """`count` samples chosen by the seed, classes balanced if possible; a smaller subset is part of a larger one."""
     if not 0 < count <= len(source):
         raise ConfigError(f"{argument('max_train_samples', count)}: {source.name} has {len(source)} training images")
     sizes = class_sizes(source.labels(), len(source.classes))
@@ -297,13 +306,12 @@ def equal_shares(sizes: IndexArray, count: int) -> IndexArray:
 
 def _choose(source: Source, counts: IndexArray, seed: int) -> tuple[Path, Path]:
     """Files with the indices of the rest and of the chosen samples: `counts` of each class, by the seed."""
-    labels = source.labels()
-    sizes = class_sizes(labels, len(source.classes))
+    sizes = class_sizes(source.labels(), len(source.classes))
     folder = scratch_folder()
     counted = np.zeros_like(sizes)
     with open(folder / "rest.i64", "wb") as rest, open(folder / "chosen.i64", "wb") as chosen:
-        for start in range(0, len(labels), CHUNK):
-            chunk = read_chunk(labels, start).astype(np.int64)
+        for start, labels in read_chunks(source.labels()):
+            chunk = labels.astype(np.int64)
             position = permute(ranks_in_class(chunk, counted), sizes[chunk], seed, stream=chunk)
             mask = position < counts[chunk]
             (start + np.flatnonzero(~mask)).astype("i8").tofile(rest)
@@ -314,8 +322,8 @@ def _choose(source: Source, counts: IndexArray, seed: int) -> tuple[Path, Path]:
 def class_sizes(labels: NDArray[np.int32], classes: int) -> IndexArray:
     """The number of samples of each class."""
     sizes = np.zeros(classes, np.int64)
-    for start in range(0, len(labels), CHUNK):
-        sizes += np.bincount(read_chunk(labels, start), minlength=classes)
+    for _, chunk in read_chunks(labels):
+        sizes += np.bincount(chunk, minlength=classes)
     return sizes
 
 
@@ -343,19 +351,13 @@ class Concat(PartSource):
                 raise DataError(f"{part.name} and {self.parts[0].name} have different classes and cannot be combined")
         self._ends = np.cumsum([len(part) for part in self.parts])
 
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
     def part(self, index: int) -> tuple[Source, int]:
         run, inner = locate(self._ends, index)
         return self.parts[run], inner
 
     @cached_property
-    def _labels(self) -> NDArray[np.int32]:
+    def _labels(self) -> NDArray[np.int32]:  # type: ignore[override]
         return np.concatenate([part.labels() for part in self.parts])
-
-    def labels(self) -> NDArray[np.int32]:
-        return self._labels
 
     def announce(self, indices: IndexArray) -> None:
         runs = np.searchsorted(self._ends, indices, side="right")

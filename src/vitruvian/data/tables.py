@@ -1,14 +1,13 @@
-"""Datasets in tables: CSV or Parquet manifests of image paths, and Parquet files that contain the images."""
+"""Datasets in tables: CSV, JSON Lines, Parquet or COCO lists of image paths, and Parquet or Arrow files of images."""
 
 from __future__ import annotations
 
 import csv
 import math
 import os
+import re
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,18 @@ from vitruvian.data.index import Entry, IndexedSource, build_index
 from vitruvian.data.names import find_classes, natural_key, split_name, split_of_file
 from vitruvian.data.order import Blocks
 from vitruvian.data.sources import Dataset, SkippedFiles, check_inside, locate, make_dataset, read_file
-from vitruvian.errors import DataError, ImageError, nearest, require
-from vitruvian.files import parse_json
+from vitruvian.errors import DataError, ImageError, nearest, parsing, require, short_repr
+from vitruvian.files import parse_json, parse_object, read_bytes, read_object
 from vitruvian.tasks import DATA_VARIABLE, data_root
 from vitruvian.text import printable
 
 REQUIRED = ("path", "label")
 OPTIONAL = ("split", "weight")
-
-CHECKED_ROWS = 20
-"""Number of images of each split whose existence is checked when a manifest is opened."""
-
-Row = tuple[str, dict[str, Any]]
-"""The position of a row, such as "line 7", and its values by column."""
+ALIASES = {"path": ("file_name", "image_path", "image")}  # names of a required column in other programs' tables
+MAX_LINE_BYTES = 2**20  # of JSON Lines
+MAX_COCO_BYTES = 2**27
+CHECKED_ROWS = 20  # number of images of each split whose existence is checked when a manifest is opened
+Row = tuple[str, dict[str, Any]]  # the position of a row, such as "line 7", and its values by column
 
 
 def open_manifest(files: list[Path], name: str) -> Dataset:
@@ -41,7 +39,7 @@ def open_manifest(files: list[Path], name: str) -> Dataset:
     path = files[0]
     classes, class_files = find_classes(path.parent)
     kind = f"manifest {data_root().absolute()}"  # its paths were checked against that folder
-    rows = parquet_rows if path.suffix.lower() == ".parquet" else csv_rows
+    rows = {".parquet": parquet_rows, ".jsonl": jsonl_rows}.get(path.suffix.lower(), csv_rows)
     stored = build_index(
         lambda _: (parse_row(path, *row) for row in rows(path)),
         files=[path, *class_files],
@@ -52,15 +50,39 @@ def open_manifest(files: list[Path], name: str) -> Dataset:
         raise DataError(f"a manifest without rows; expected {', '.join(REQUIRED)} for each image", where=path)
     sources = stored.sources(name, FolderSource, root=path.parent)
     for source in sources.values():
-        keys = [source.key(index) for index in range(min(len(source), CHECKED_ROWS))]
-        if not any((source.root / key).exists() for key in keys):
-            reason = f"none of its first {len(keys)} images exists, such as {printable(keys[0])}"
-            raise DataError(reason, where=path, hint=f"paths are relative to {source.root}")
-    return make_dataset(name, sources)
+        find_root(source, [path.parent], path)
+    return make_dataset(name, sources, tag_notes(stored.classes))
+
+
+def find_root(source: FolderSource, roots: Sequence[Path], path: Path) -> Path:
+    """The first of these folders that contains one of the first images of a source listed in the file `path`."""
+    keys = [source.key(index) for index in range(min(len(source), CHECKED_ROWS))]
+    for root in roots:
+        if any((root / key).exists() for key in keys):
+            return root
+    reason = f"none of its first {len(keys)} images exists, such as {printable(keys[0])}"
+    raise DataError(reason, where=path, hint=f"paths are relative to {' or '.join(map(str, roots))}")
+
+
+def tag_notes(classes: Sequence[str]) -> list[str]:
+    """A note if labels look like lists of tags; commas count if they separate names of other classes."""
+    tags = [c for c in classes if re.search("[;|]", c) or ("," in c and set(re.split(r"\s*,\s*", c)) & set(classes))]
+    if not tags:
+        return []
+    what = "label is a list" if len(tags) == 1 else "labels are lists"
+    return [
+        f"{len(tags):,} {what} of tags, such as {printable(tags[0])!r}: each combination is a separate class; "
+        "to train on one label per image, write one name into the column label"
+    ]
 
 
 def parse_row(path: Path, position: str, row: dict[str, Any]) -> Entry:
     """One row as an entry, with every value checked."""
+    for column in REQUIRED:
+        value = row.get(column)
+        if value is not None and not isinstance(value, str | int | float):
+            reason = f"the {column} {short_repr(value)} is a {type(value).__name__}; expected one {column} per image"
+            raise DataError(reason, where=f"{path}, {position}")
     image, label, split, weight = (
         "" if row.get(column) is None else str(row[column]).strip() for column in (*REQUIRED, *OPTIONAL)
     )
@@ -68,10 +90,13 @@ def parse_row(path: Path, position: str, row: dict[str, Any]) -> Entry:
         value = float(weight or 1)
     except ValueError:
         value = math.nan
-    hint = ""
+    is_inside, hint = not os.path.isabs(image) and ".." not in image, ""
+    if not is_inside:  # below the manifest's folder, or below the folder that the user sets for all data
+        target = Path(os.path.normpath(path.parent.absolute() / image))
+        is_inside = any(target.is_relative_to(os.path.abspath(root)) for root in (path.parent, data_root()))
     if not image or not label:
         reason, hint = f"no {'label' if image else 'path'}", "every row needs both"
-    elif not is_allowed(path, image):
+    elif not is_inside:
         reason = f"the path {printable(image)} points outside {path.parent.absolute()}"
         hint = f"move the manifest to a folder above its images, or set {DATA_VARIABLE} to one"
     elif not 0 <= value < math.inf:
@@ -82,14 +107,6 @@ def parse_row(path: Path, position: str, row: dict[str, Any]) -> Entry:
     raise DataError(reason, where=f"{path}, {position}", hint=hint)
 
 
-def is_allowed(manifest: Path, image: str) -> bool:
-    """Whether an image is below the manifest's folder, or below the folder that the user sets for all data."""
-    if not os.path.isabs(image) and ".." not in image:
-        return True
-    path = Path(os.path.normpath(manifest.parent.absolute() / image))
-    return any(path.is_relative_to(os.path.abspath(root)) for root in (manifest.parent, data_root()))
-
-
 def csv_rows(path: Path) -> Iterator[Row]:
     """The rows of a table with commas, semicolons or tabs between the columns."""
     line = 1
@@ -97,8 +114,8 @@ def csv_rows(path: Path) -> Iterator[Row]:
         with open(path, encoding="utf-8-sig", newline="") as file:
             header = file.readline()
             delimiter = max(",;\t", key=header.count)
-            columns = [name.strip().lower() for name in next(csv.reader([header], delimiter=delimiter), [])]
-            check_columns(path, columns)
+            names = [name.strip().lower() for name in next(csv.reader([header], delimiter=delimiter), [])]
+            columns = rename_columns(path, names)
             reader = csv.reader(file, delimiter=delimiter)
             for values in reader:
                 line = reader.line_num + 1
@@ -112,43 +129,110 @@ def csv_rows(path: Path) -> Iterator[Row]:
 def parquet_rows(path: Path) -> Iterator[Row]:
     parquet = require("pyarrow.parquet", "parquet")
     with parquet.ParquetFile(path) as file:
-        columns = file.schema_arrow.names
-        check_columns(path, columns)
-        used = [column for column in columns if column in REQUIRED + OPTIONAL]
+        names = file.schema_arrow.names
+        columns = dict(zip(names, rename_columns(path, names)))
+        used = [name for name, column in columns.items() if column in REQUIRED + OPTIONAL]
         batches = file.iter_batches(CHUNK, columns=used, use_threads=False)
         rows = (row for batch in batches for row in batch.to_pylist())
-        yield from ((f"row {index}", row) for index, row in enumerate(rows, 1))
+        yield from (
+            (f"row {index}", {columns[name]: value for name, value in row.items()}) for index, row in enumerate(rows, 1)
+        )
 
 
-def check_columns(path: Path, columns: Iterable[str]) -> None:
+def jsonl_rows(path: Path) -> Iterator[Row]:
+    """One JSON object per line."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
+            where = f"{path}, line {number}"
+            if len(line) > MAX_LINE_BYTES:
+                raise DataError(f"the line has more than {MAX_LINE_BYTES >> 20} MB", where=where)
+            if line.strip():
+                row = parse_object(line, where, raises=DataError)
+                yield f"line {number}", dict(zip(rename_columns(where, row), row.values()))
+
+
+def rename_columns(path: str | Path, columns: Iterable[str]) -> list[str]:
+    """The columns of a manifest, with aliases replaced by our names. Raises DataError if a required one is missing."""
     names = list(columns)
+    for column, aliases in ALIASES.items():
+        alias = next((name for name in aliases if name in names), None)
+        if alias is not None and column not in names:
+            names[names.index(alias)] = column
+    twice = next((name for name in REQUIRED + OPTIONAL if names.count(name) > 1), None)
+    if twice:
+        raise DataError(f"two columns are called {twice}", where=path)
     missing = [column for column in REQUIRED if column not in names]
     if missing:
         near = [name for column in missing for name in nearest(column, names, 1)]
         guess = f"did you mean {near[0]!r}? " if near else ""
-        raise DataError(
-            f"no column {' and no column '.join(missing)} among {printable(', '.join(names)) or 'none'}",
-            where=path,
-            hint=f"{guess}required: {', '.join(REQUIRED)}, optional: {', '.join(OPTIONAL)}",
-        )
+        reason = f"no column {' and no column '.join(missing)} among {printable(', '.join(names)) or 'none'}"
+        hint = f"{guess}required: {', '.join(REQUIRED)}, optional: {', '.join(OPTIONAL)}"
+        raise DataError(reason, where=path, hint=hint)
+    return names
+
+
+def open_coco(files: list[Path], name: str) -> Dataset:
+    """The dataset in a COCO file whose images have one category each; its name states the split.
+
+    Images are looked for beside the file, in `images`, and in the same places one folder above.
+    """
+    path, folder = files[0], files[0].parent
+    stored = build_index(lambda skipped: coco_entries(path, skipped), files=[path], kind="coco")
+    if not stored.splits:
+        raise DataError(f"no image with a category ({'; '.join(stored.notes) or 'no images'})", where=path)
+    roots = [folder, folder / "images", folder.absolute().parent, folder.absolute().parent / "images"]
+    listed = next(iter(stored.sources(name, FolderSource, root=folder).values()))
+    return make_dataset(name, stored.sources(name, FolderSource, root=find_root(listed, roots, path)), stored.notes)
+
+
+def coco_entries(path: Path, skipped: SkippedFiles) -> Iterator[Entry]:
+    content = parse_object(read_bytes(path, raises=DataError, most=MAX_COCO_BYTES), path, raises=DataError)
+    lists = {key: content.get(key) for key in ("images", "annotations", "categories")}
+    for key, items in lists.items():
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            raise DataError(f"no list of objects called {key}; expected COCO JSON", where=path)
+
+    def by_id(key: str, value: str) -> dict[str | int, str]:
+        names: dict[str | int, str] = {}
+        for item in lists[key] or ():
+            if not isinstance(item.get("id"), str | int) or not isinstance(item.get(value), str):
+                reason = f"{short_repr(item)} in {key} has no id or no {value}"
+                raise DataError(reason, where=path)
+            if item["id"] in names:
+                raise DataError(f"the id {short_repr(item['id'])} is in {key} twice", where=path)
+            names[item["id"]] = item[value]
+        return names
+
+    images, categories = by_id("images", "file_name"), by_id("categories", "name")
+    if len(set(categories.values())) < len(categories):
+        twice = Counter(categories.values()).most_common(1)[0][0]
+        raise DataError(f"two categories are called {short_repr(twice)}", where=path)
+    labels: dict[str | int, str] = {}
+    for item in lists["annotations"] or ():
+        image, category = item.get("image_id"), item.get("category_id")
+        if not isinstance(image, str | int) or not isinstance(category, str | int):
+            raise DataError(f"the annotation {short_repr(item)} has no image_id or no category_id", where=path)
+        if image not in images or category not in categories:
+            wrong = f"the image {short_repr(image)}" if image not in images else f"the category {short_repr(category)}"
+            raise DataError(f"an annotation is about {wrong}, which is not listed", where=path)
+        if labels.setdefault(image, categories[category]) != categories[category]:
+            reason = f"{printable(images[image])} has several categories, {labels[image]} and {categories[category]}"
+            hint = "classification needs one per image; several labels per image are not supported yet"
+            raise DataError(reason, where=path, hint=hint)
+    for category in sorted(set(categories.values()) - set(labels.values())):
+        skipped.add("category", "without an image", category)
+    for image, file_name in images.items():
+        if image in labels:
+            yield Entry(split_of_file(path.name), check_inside(path, file_name), labels[image])
+        else:
+            skipped.add("image", "without a category", file_name)
 
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "png")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "cls", "class")
-
-GROUP_BYTES = 2**28
-"""Memory for the row groups that are mixed at a time."""
-
+GROUP_BYTES = 2**28  # memory for the row groups that are mixed at a time
 MAX_LANES = 256
-
-
-@dataclass(frozen=True)
-class ImageColumns:
-    """The columns of images and labels in a Parquet file, and the class names if the file states them."""
-
-    image: str
-    label: str
-    classes: tuple[str, ...] | None
+ImageColumns = tuple[str, str, tuple[str, ...] | None]  # images, labels, and the class names if stated
 
 
 class ParquetSource(IndexedSource):
@@ -158,60 +242,122 @@ class ParquetSource(IndexedSource):
         super().__init__(name, classes, folder)
         self.files = tuple(files)
         self._image = image
-        parquet = require("pyarrow.parquet", "parquet")
         groups, sizes, largest = [], [], 1
         for position, path in enumerate(files):
-            metadata = parquet.read_metadata(path)
-            for group in range(metadata.num_row_groups):
+            for group, (rows, size) in enumerate(self.group_sizes(path)):
                 groups.append((position, group))
-                sizes.append(metadata.row_group(group).num_rows)
-                largest = max(largest, metadata.row_group(group).total_byte_size)
+                sizes.append(rows)
+                largest = max(largest, size)
         self._groups = groups
         self._group_ends = np.cumsum(sizes, dtype=np.int64)
         labeled = np.diff(np.searchsorted(self.numbers["row"].array(), self._group_ends), prepend=0)
         self.blocks = Blocks(labeled[labeled > 0], max(1, min(MAX_LANES, GROUP_BYTES // largest)))
         self._loaded: OrderedDict[int, Any] = OrderedDict()
 
+    @staticmethod
+    def schema(path: Path) -> Any:
+        """The names and types of the columns."""
+        return require("pyarrow.parquet", "parquet").read_schema(path)
+
+    @staticmethod
+    def group_sizes(path: Path) -> Iterator[tuple[int, int]]:
+        """Rows and bytes of each row group."""
+        metadata = require("pyarrow.parquet", "parquet").read_metadata(path)
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            yield group.num_rows, group.total_byte_size
+
+    @staticmethod
+    def load_group(path: Path, group: int, column: str) -> Any:
+        """One column of a row group."""
+        with require("pyarrow.parquet", "parquet").ParquetFile(path) as file:
+            return file.read_row_group(group, columns=[column], use_threads=False).column(0)
+
+    @staticmethod
+    def values(path: Path, column: str) -> Iterator[Any]:
+        """The values of a column."""
+        with require("pyarrow.parquet", "parquet").ParquetFile(path) as file:
+            for batch in file.iter_batches(CHUNK, columns=[column], use_threads=False):
+                yield from batch.column(0).to_pylist()
+
     def read(self, index: int) -> RawImage:
+        """The image in a row; the most recently used row groups stay in memory."""
+        with parsing(self.key(index), ImageError):
+            return self._read(index)
+
+    def _read(self, index: int) -> RawImage:
         block, within = locate(self._group_ends, self.numbers["row"][index])
-        cell = self._group(block)[within].as_py()
+        if block not in self._loaded:
+            position, group = self._groups[block]
+            self._loaded[block] = self.load_group(self.files[position], group, self._image)
+            if self.blocks is not None and len(self._loaded) > self.blocks.lanes:
+                self._loaded.popitem(last=False)
+        self._loaded.move_to_end(block)
+        cell = self._loaded[block][within].as_py()
         content = cell if isinstance(cell, dict) else {"bytes": cell}
-        if content.get("bytes"):
+        if isinstance(content.get("bytes"), bytes) and content["bytes"]:
             return bytes(content["bytes"])
         if content.get("path"):
             path = self.files[self._groups[block][0]]
             return read_file(path.parent / check_inside(path, content["path"]))
-        raise ImageError("the row has no image", where=self.key(index))
-
-    def _group(self, block: int) -> Any:
-        """The images of one row group; the most recently used groups stay in memory."""
-        if block not in self._loaded:
-            parquet = require("pyarrow.parquet", "parquet")
-            position, group = self._groups[block]
-            with parquet.ParquetFile(self.files[position]) as file:
-                table = file.read_row_group(group, columns=[self._image], use_threads=False)
-            self._loaded[block] = table.column(0)
-            if self.blocks is not None and len(self._loaded) > self.blocks.lanes:
-                self._loaded.popitem(last=False)
-        self._loaded.move_to_end(block)
-        return self._loaded[block]
+        raise ImageError("no image in this row", where=self.key(index))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_loaded": OrderedDict()}
 
 
+class ArrowSource(ParquetSource):
+    """The rows of Arrow files as `save_to_disk` of the `datasets` library writes them; their memory is mapped."""
+
+    def __init__(self, name: str, classes: tuple[str, ...], folder: Path, *, files: Sequence[Path], image: str) -> None:
+        super().__init__(name, classes, folder, files=files, image=image)
+        self.blocks = None  # all rows cost the same
+
+    @staticmethod
+    def table(path: Path) -> Any:
+        """The rows of a file, which are checked: pyarrow would read outside the file if its offsets are wrong."""
+        pyarrow, size = require("pyarrow", "parquet"), path.stat().st_size
+        batches = []
+        with pyarrow.ipc.open_stream(pyarrow.memory_map(str(path))) as stream:
+            for batch in stream:
+                if batch.nbytes > size:
+                    raise DataError("compressed Arrow data is not supported", where=path)
+                batch.validate(full=True)
+                batches.append(batch)
+            return pyarrow.Table.from_batches(batches, stream.schema)
+
+    @staticmethod
+    def schema(path: Path) -> Any:
+        pyarrow = require("pyarrow", "parquet")
+        with pyarrow.ipc.open_stream(pyarrow.memory_map(str(path))) as stream:
+            return stream.schema
+
+    @staticmethod
+    def group_sizes(path: Path) -> Iterator[tuple[int, int]]:
+        yield ArrowSource.table(path).num_rows, path.stat().st_size
+
+    @staticmethod
+    def load_group(path: Path, group: int, column: str) -> Any:
+        return ArrowSource.table(path).column(column)
+
+    @staticmethod
+    def values(path: Path, column: str) -> Iterator[Any]:
+        for chunk in ArrowSource.table(path).column(column).chunks:
+            yield from chunk.to_pylist()
+
+
 def contains_images(files: Sequence[Path]) -> bool:
     """Whether Parquet files contain images rather than paths; several files are never a manifest."""
-    return len(files) > 1 or image_columns(files[0]) is not None
+    return len(files) > 1 or image_columns(files[0], ParquetSource) is not None
 
 
-def image_columns(path: Path) -> ImageColumns | None:
+def image_columns(path: Path, source: type[ParquetSource]) -> ImageColumns | None:
     """The columns of a file of images; None for a file without a column of images, such as a manifest."""
-    parquet, types = require("pyarrow.parquet", "parquet"), require("pyarrow.types", "parquet")
+    types = require("pyarrow.types", "parquet")
     try:
-        schema = parquet.read_schema(path)
+        schema = source.schema(path)
     except Exception as error:  # pyarrow raises several kinds for broken files
-        raise DataError(f"not a Parquet file ({str(error).splitlines()[0]})", where=path) from error
+        kind = "a Parquet" if source is ParquetSource else "an Arrow"
+        raise DataError(f"not {kind} file ({str(error).splitlines()[0]})", where=path) from error
     features = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"), path, raises=DataError)
     for key in ("info", "features"):
         features = features.get(key, {}) if isinstance(features, dict) else {}
@@ -238,45 +384,73 @@ def image_columns(path: Path) -> ImageColumns | None:
     if label is None:
         raise DataError(f"images without labels: no column label among {', '.join(rest) or 'the rest'}", where=path)
     names = features.get(label, {}).get("names")
-    return ImageColumns(image, label, tuple(map(str, names)) if names else None)
+    return image, label, tuple(map(str, names)) if names else None
 
 
 def open_parquet(files: Sequence[Path], name: str) -> Dataset:
     """The dataset in Parquet files of images as the `datasets` library writes them; file names state the splits."""
-    files = sorted(files, key=lambda path: natural_key(str(path)))
-    columns = image_columns(files[0])
+    by_split: dict[str, list[Path]] = {}
+    for path in sorted(files, key=lambda path: natural_key(str(path))):
+        by_split.setdefault(split_of_file(str(path)), []).append(path)
+    return open_image_tables(by_split, name, ParquetSource)
+
+
+STATE, SPLITS_FILE = "state.json", "dataset_dict.json"  # files of `save_to_disk`
+
+
+def find_saved(folder: Path) -> list[Path]:
+    """The folder, if `save_to_disk` of the `datasets` library wrote it."""
+    is_saved = (folder / SPLITS_FILE).is_file() or all((folder / f).is_file() for f in (STATE, "dataset_info.json"))
+    return [folder] if is_saved else []
+
+
+def open_saved(folders: Sequence[Path], name: str) -> Dataset:
+    """The dataset in a folder that `save_to_disk` of the `datasets` library wrote."""
+    root, parts = folders[0], {"train": folders[0]}
+    if (root / SPLITS_FILE).is_file():
+        splits = read_object(root / SPLITS_FILE, raises=DataError).get("splits")
+        if not isinstance(splits, list) or not splits or not all(isinstance(split, str) for split in splits):
+            raise DataError("no list of splits", where=root / SPLITS_FILE)
+        parts = {split_name(split) or split: root / check_inside(root / SPLITS_FILE, split) for split in splits}
+    by_split: dict[str, list[Path]] = {}
+    for split, folder in parts.items():
+        files = read_object(folder / STATE, raises=DataError).get("_data_files")
+        names = [str(file["filename"]) for file in files] if isinstance(files, list) else []
+        if not names:
+            raise DataError("no list of data files", where=folder / STATE)
+        by_split[split] = [folder / check_inside(folder / STATE, file) for file in names]
+    return open_image_tables(by_split, name, ArrowSource)
+
+
+def open_image_tables(by_split: Mapping[str, Sequence[Path]], name: str, source: type[ParquetSource]) -> Dataset:
+    """The dataset in tables with a column of images and one of labels."""
+    files = [path for part in by_split.values() for path in part]
+    columns = image_columns(files[0], source)
     if columns is None:
         raise DataError("no column of images", where=name, hint="to open a manifest, pass the file itself")
-    rows = partial(labeled_rows, files, columns)
-    stored = build_index(rows, files=files, kind="parquet", numbers=("row",), classes=columns.classes)
-    if not stored.splits:
-        raise DataError(f"no labeled images ({'; '.join(stored.notes) or 'no rows'})", where=name)
-    by_split: dict[str, list[Path]] = {}
-    for path in files:
-        by_split.setdefault(split_of_file(str(path)), []).append(path)
-    sources = {
-        split: ParquetSource(f"{name} ({split})", stored.classes, index, files=by_split[split], image=columns.image)
-        for split, index in stored.splits.items()
-    }
-    return make_dataset(name, sources, stored.notes)
+    image, label_column, classes = columns
 
-
-def labeled_rows(files: Sequence[Path], columns: ImageColumns, skipped: SkippedFiles) -> Iterator[Entry]:
-    """The rows with a label; rows are counted over all files of a split."""
-    parquet = require("pyarrow.parquet", "parquet")
-    counts: Counter[str] = Counter()
-    for path in files:
-        split = split_of_file(str(path))
-        first = counts[split]
-        with parquet.ParquetFile(path) as file:
-            if columns.label not in file.schema_arrow.names:
-                raise DataError(f"no column {columns.label}, unlike {files[0].name}", where=path)
-            for batch in file.iter_batches(CHUNK, columns=[columns.label], use_threads=False):
-                for label in batch.column(0).to_pylist():
-                    row = counts[split]
-                    counts[split] += 1
-                    key = f"{path.name} #{row - first}"
+    def labeled_rows(skipped: SkippedFiles) -> Iterator[Entry]:
+        """The rows with a label; rows are counted over all files of a split."""
+        for split, part in by_split.items():
+            row = 0
+            for path in part:
+                if label_column not in source.schema(path).names:
+                    raise DataError(f"no column {label_column}, unlike {files[0].name}", where=path)
+                for position, label in enumerate(source.values(path, label_column)):
+                    key = f"{path.name} #{position}"
                     if label is None or label == -1:  # `datasets` writes -1 for withheld labels
                         skipped.add("row", "without a label", key)
                     else:
                         yield Entry(split, key, str(label), numbers=(row,))
+                    row += 1
+
+    kind = "parquet" if source is ParquetSource else "arrow"
+    stored = build_index(labeled_rows, files=files, kind=kind, numbers=("row",), classes=classes)
+    if not stored.splits:
+        raise DataError(f"no labeled images ({'; '.join(stored.notes) or 'no rows'})", where=name)
+    sources = {
+        split: source(f"{name} ({split})", stored.classes, index, files=by_split[split], image=image)
+        for split, index in stored.splits.items()
+    }
+    return make_dataset(name, sources, stored.notes)

@@ -22,11 +22,8 @@ from vitruvian.data.sources import Dataset, Source, make_dataset, read_file
 from vitruvian.errors import DataError
 
 IMAGE_KEYS = ("image", "img", "jpg", "png", "pixel_values")
-
 LABEL_KEYS = ("label", "labels", "fine_label", "cls", "class", "target")
-
-LABEL_LISTS = ("targets", "labels", "_labels")
-"""Attributes in which the datasets of torchvision and others keep all labels."""
+LABEL_LISTS = ("targets", "labels", "_labels")  # attributes with all labels, in torchvision's datasets and others
 
 
 class DatasetSource(Source):
@@ -42,7 +39,13 @@ class DatasetSource(Source):
         self.name = name
         self.dataset = without_decoding(dataset)
         self._last: tuple[int, int | str] = (-1, -1)
-        self.classes = named_classes(dataset) or self._classes_from_labels()
+        self.classes = named_classes(dataset)
+        if not self.classes:  # the labels that occur if they are names, else all indices up to the largest
+            labels = list(self._all_labels())
+            if any(isinstance(label, str) for label in labels):
+                self.classes = tuple(sorted({str(label) for label in labels}))
+            else:
+                self.classes = tuple(map(str, range(max(map(int, labels), default=0) + 1)))
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -67,24 +70,14 @@ class DatasetSource(Source):
         return all_labels(self.dataset)
 
     @cached_property
-    def _labels(self) -> NDArray[np.int32]:
-        return self._indices(self._all_labels())
-
-    def labels(self) -> NDArray[np.int32]:
+    def _labels(self) -> NDArray[np.int32]:  # type: ignore[override]
         """All labels; if the dataset has no list of them, every item is read once."""
-        return self._labels
+        return self._indices(self._all_labels())
 
     def _all_labels(self) -> Sequence[int | str]:
         if self._known is not None:
             return self._known
         return [image_and_label(self.dataset[index], self.key(index))[1] for index in range(len(self))]
-
-    def _classes_from_labels(self) -> tuple[str, ...]:
-        """The labels that occur if they are names, else all indices up to the largest."""
-        labels = list(self._all_labels())
-        if any(isinstance(label, str) for label in labels):
-            return tuple(sorted({str(label) for label in labels}))
-        return tuple(map(str, range(max(map(int, labels), default=0) + 1)))
 
     @cached_property
     def _index_of(self) -> dict[str, int]:
@@ -112,17 +105,13 @@ def open_datasets(data: object) -> Dataset:
     sources: dict[str, Source] = {}
     notes = []
     for split, part in parts.items():
-        if has_withheld_labels(part):
+        if has_features(part) and set(all_labels(part) or ()) == {-1}:
             notes.append(f"skipped the split {split}, whose labels are withheld (-1)")
             continue
         sources[split_name(str(split)) or str(split)] = (
             part if isinstance(part, Source) else DatasetSource(part, name=f"{name} ({split})")
         )
-    return make_dataset(name, same_classes(sources), notes)
-
-
-def same_classes(sources: dict[str, Source]) -> dict[str, Source]:
-    """Give all splits the same classes; if classes are only numbered, those of the split with the most."""
+    # All splits have the same classes; if classes are only numbered, those of the split with the most.
     longest = max((source.classes for source in sources.values()), key=len, default=())
     for source in sources.values():
         if source.classes != longest[: len(source.classes)]:
@@ -130,15 +119,19 @@ def same_classes(sources: dict[str, Source]) -> dict[str, Source]:
             reason = f"{source.name} and {first.name} have different classes"
             raise DataError(reason, hint="give them the same `classes`")
         source.classes = longest
-    return sources
+    return make_dataset(name, sources, notes)
+
+
+def has_features(dataset: Any) -> bool:
+    """Whether this is a dataset of Hugging Face, which describes its columns."""
+    return isinstance(getattr(dataset, "features", None), Mapping)
 
 
 def without_decoding(dataset: Any) -> Any:
     """A Hugging Face dataset that returns the bytes of image files, which we decode faster."""
-    features = getattr(dataset, "features", None)
-    if not isinstance(features, Mapping) or getattr(dataset, "format", {}).get("type") is not None:
+    if not has_features(dataset) or getattr(dataset, "format", {}).get("type") is not None:
         return dataset
-    for column, feature in features.items():
+    for column, feature in dataset.features.items():
         if type(feature).__name__ == "Image":
             dataset = dataset.cast_column(column, type(feature)(decode=False))
     return dataset
@@ -146,8 +139,8 @@ def without_decoding(dataset: Any) -> Any:
 
 def named_classes(dataset: Any) -> tuple[str, ...]:
     """The class names that a dataset states; empty if it has none."""
-    features = getattr(dataset, "features", None)
-    if isinstance(features, Mapping):
+    if has_features(dataset):
+        features = dataset.features
         names = next((getattr(features[key], "names", None) for key in LABEL_KEYS if key in features), None)
         declared = [feature.names for feature in features.values() if type(feature).__name__ == "ClassLabel"]
         names = names or next(iter(declared), None)
@@ -161,7 +154,7 @@ def named_classes(dataset: Any) -> tuple[str, ...]:
 
 def all_labels(dataset: Any) -> Sequence[int | str] | None:
     """All labels of a dataset if it stores them apart from the images, else None."""
-    if isinstance(getattr(dataset, "features", None), Mapping):
+    if has_features(dataset):
         column = choose_key(dataset.features, LABEL_KEYS, "ClassLabel")
         return None if column is None else [plain_label(label) for label in dataset.with_format(None)[column]]
     inner, indices, parts = (getattr(dataset, name, None) for name in ("dataset", "indices", "datasets"))
@@ -180,14 +173,6 @@ def all_labels(dataset: Any) -> Sequence[int | str] | None:
         return [plain_label(label) for label in targets]
     except DataError:  # targets of another kind, such as boxes
         return None
-
-
-def has_withheld_labels(dataset: Any) -> bool:
-    """Whether all labels of a Hugging Face split are -1."""
-    if not isinstance(getattr(dataset, "features", None), Mapping):
-        return False
-    labels = all_labels(dataset)
-    return bool(labels) and set(labels or ()) == {-1}
 
 
 def choose_key(keys: Mapping[str, Any], usual: Sequence[str], kind: str = "") -> str | None:
@@ -230,23 +215,13 @@ def raw_image(image: Any, where: str) -> RawImage:
     if not isinstance(image, np.ndarray) and values.ndim == 3:  # a tensor: channels first
         values = values.transpose(1, 2, 0)
     if values.ndim not in (2, 3) or values.shape[2:] not in ((), (1,), (3,), (4,)) or not values.size:
-        raise DataError(
-            f"{type(image).__name__} of shape {tuple(np.shape(image))}; expected a PIL image, an array (rows, columns, "
-            "3) or a tensor (3, rows, columns)",
-            where=where,
-        )
-    return as_uint8(values, where)
-
-
-def as_uint8(values: NDArray[Any], where: str) -> NDArray[np.uint8]:
+        expected = "expected a PIL image, an array (rows, columns, 3) or a tensor (3, rows, columns)"
+        raise DataError(f"{type(image).__name__} of shape {tuple(np.shape(image))}; {expected}", where=where)
     if values.dtype.kind == "f":
         low, high = float(values.min()), float(values.max())
         if not (low >= 0 and high <= 1):
-            raise DataError(
-                f"values from {low:.3g} to {high:.3g}; expected floats from 0 to 1, or uint8",
-                where=where,
-                hint="move Normalize from the dataset to the transform",
-            )
+            reason = f"values from {low:.3g} to {high:.3g}; expected floats from 0 to 1, or uint8"
+            raise DataError(reason, where=where, hint="move Normalize from the dataset to the transform")
         values = np.rint(values * 255).astype(np.uint8)
     if values.dtype != np.uint8:
         raise DataError(f"values of type {values.dtype}; expected uint8, or floats from 0 to 1", where=where)

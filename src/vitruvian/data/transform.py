@@ -24,11 +24,8 @@ from vitruvian.data.decode import ImageInput, RawImage, decode
 from vitruvian.data.preprocess import preprocess_image
 from vitruvian.errors import ConfigError
 
-SampleTransform = Callable[[RawImage, np.random.Generator], Tensor]
-"""A callable from a source's image to a tensor of fixed shape; all randomness comes from the generator."""
-
-Transform = Callable[[Image.Image], Tensor]
-"""A transform of any library, from a PIL image."""
+SampleTransform = Callable[[RawImage, np.random.Generator], Tensor]  # all randomness comes from the generator
+Transform = Callable[[Image.Image], Tensor]  # a transform of any library, from a PIL image
 
 
 class Preprocessed(Protocol):
@@ -88,10 +85,7 @@ class SeededTransform:
 
 @contextmanager
 def seed_globally(rng: np.random.Generator, owner: object = None) -> Iterator[None]:
-    """Seed the global generators from `rng` and restore their state afterwards.
-
-    `owner.set_random_seed(seed)`, if there is such a method, is called too.
-    """
+    """Seed the global generators, and `owner.set_random_seed` if it exists, from `rng`; restore them afterwards."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     words = rng.integers(0, 2**32, 4).tolist()
     random.seed(words[0])

@@ -34,27 +34,13 @@ from vitruvian.text import describe_error
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-AHEAD = 2
-"""Number of results that each worker prefetches."""
-
+AHEAD = 2  # number of results that each worker prefetches
 TOO_MANY, NOT_PICKLABLE = "This DataLoader will create", "Got pickle error"
 """Prefixes of two PyTorch warnings: about more workers than cores, the user's choice, and before an error."""
 
 
-class WorkerFailure:
-    """An error on its way from a worker process; other errors than ours become a DataError, which can be pickled."""
-
-    def __init__(self, error: Exception) -> None:
-        if not isinstance(error, VitruvianError):
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            line = f"{last.filename}, line {last.lineno}"
-            error = DataError(f"{type(error).__name__} in a data worker: {describe_error(error)} ({line})")
-        self.error = error
-
-
 class CallDataset:
-    """A dataset whose items are the results of a function."""
+    """The results of a function as a dataset; an error is an item too, as a VitruvianError, which can be pickled."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function
@@ -62,15 +48,18 @@ class CallDataset:
     def __getitem__(self, item: Any) -> Any:
         try:
             return self.function(item)
+        except VitruvianError as error:
+            return error
         except Exception as error:
-            return WorkerFailure(error)
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            line = f"{last.filename}, line {last.lineno}"
+            return DataError(f"{type(error).__name__} in a data worker: {describe_error(error)} ({line})")
 
 
 class ItemSampler:
     """The items to call the function with; replaced for each iteration."""
 
-    def __init__(self) -> None:
-        self.items: Iterable[Any] = ()
+    items: Iterable[Any] = ()
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.items)
@@ -83,21 +72,24 @@ class Workers(Generic[Item, Result]):
         import torch  # takes seconds, and is not needed without workers
         from torch.utils.data import DataLoader
 
-        context = start_method()
+        context: BaseContext = multiprocessing.get_context("spawn")  # on Windows, which has no fork server
+        if "forkserver" in multiprocessing.get_all_start_methods():
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["torch.utils.data", __name__])
+            forkserver.ensure_running()  # it starts to import PyTorch now
         self._items = ItemSampler()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", TOO_MANY)
+            options: dict[str, Any] = {"num_workers": count, "prefetch_factor": AHEAD, "persistent_workers": True}
             self._loader: Iterable[Any] | None = DataLoader(
                 CallDataset(function),  # type: ignore[arg-type]
-                sampler=self._items,
                 batch_size=None,
-                num_workers=count,
+                sampler=self._items,
                 collate_fn=identity,
                 worker_init_fn=start_worker,
-                prefetch_factor=AHEAD,
-                persistent_workers=True,
                 multiprocessing_context=context,
                 generator=torch.Generator(),  # otherwise the global generator would depend on the workers
+                **options,
             )
 
     def results(self, items: Iterable[Item]) -> Iterator[Result]:
@@ -106,44 +98,30 @@ class Workers(Generic[Item, Result]):
             raise DataError("the data workers are closed")
         self._items.items = items
         try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", f"{TOO_MANY}|{NOT_PICKLABLE}")
-                results = self._start()
+            try:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", f"{TOO_MANY}|{NOT_PICKLABLE}")
+                    results = iter(self._loader)
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                self.close()
+                raise DataError(
+                    f"the dataset or the transform cannot be sent to data workers ({describe_error(error)}): define "
+                    "its classes and functions at the top of a module, without lambdas, or use "
+                    f"{argument('workers', 0)}"
+                ) from error
             for result in results:
-                if isinstance(result, WorkerFailure):
-                    raise result.error.replace()  # a copy, or its traceback would keep the workers alive
+                if isinstance(result, VitruvianError):
+                    raise result.replace()  # a copy, or its traceback would keep the workers alive
                 yield result
         except (RuntimeError, ConnectionError, EOFError) as error:  # the memory of a result is fetched from its worker
             if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise
             self.close()
-            raise DataError(
-                f"a data worker died ({describe_error(error)}); if memory or /dev/shm is short, use fewer workers"
-            ) from error
-
-    def _start(self) -> Iterator[Any]:
-        assert self._loader is not None
-        try:
-            return iter(self._loader)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            self.close()
-            raise DataError(
-                f"the dataset or the transform cannot be sent to data workers ({describe_error(error)}): define its "
-                f"classes and functions at the top of a module, without lambdas, or use {argument('workers', 0)}"
-            ) from error
+            reason = f"a data worker died ({describe_error(error)}); if memory or /dev/shm is short, use fewer workers"
+            raise DataError(reason) from error
 
     def close(self) -> None:
         self._loader = None  # deleting the iterator stops its processes
-
-
-def start_method() -> BaseContext:
-    """The fork server, which starts to import PyTorch now; on Windows, which has none, new processes."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.utils.data", __name__])
-    forkserver.ensure_running()
-    return context
 
 
 def identity(result: Result) -> Result:
@@ -151,17 +129,19 @@ def identity(result: Result) -> Result:
 
 
 def start_worker(_: int) -> None:
-    """Initialize a worker: ignore Ctrl-C, which the parent handles, and exit if the parent is killed."""
+    """Initialize a worker: ignore Ctrl-C, which the parent handles, and exit if the parent is killed.
+
+    PyTorch only watches the process that forked the worker, which is the fork server.
+    """
+    parent = multiprocessing.parent_process()
+
+    def exit_with_parent() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=exit_with_parent, daemon=True).start()
-
-
-def exit_with_parent() -> None:
-    """Wait for the parent; PyTorch only watches the process that forked the worker, which is the fork server."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def unguarded_script() -> str:
@@ -194,10 +174,7 @@ def unguarded_script() -> str:
 def in_order(
     function: Callable[[Item], Result], items: Iterable[Item], *, workers: int, chunk: int = 1
 ) -> Iterator[Result]:
-    """Apply `function` to the items in worker processes (0: in this one); yields the results in order.
-
-    A worker processes `chunk` items before it returns their results.
-    """
+    """Apply `function` in worker processes (0: in this one), `chunk` items per task; yields results in order."""
     if validate("workers", WorkerCount, workers) == 0:
         yield from map(function, items)
         return

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,45 +32,32 @@ from vitruvian.model.encoder import Block
 from vitruvian.model.vit import ViT
 from vitruvian.progress import print_status
 from vitruvian.report.chart import Chart, Line
-from vitruvian.settings import BatchSize, Size, validate
+from vitruvian.settings import BatchSize, Record, Size, validate
 from vitruvian.text import table
 
-MATRIX_SIZE = 1024
-"""Side of the square matrices whose product gives the hardware limit."""
-IMAGE_SIZE = (500, 375)
-"""Width and height of the image that is decoded by default."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class EngineSpeed:
     """One engine at one batch size."""
 
     engine: str
     batch_size: int
-    images_per_second: float
-    """From the median time per batch."""
+    images_per_second: float  # from the median time per batch
     p50_ms: float
     p90_ms: float
     p99_ms: float
-    of_limit: float | None
-    """Fraction of the speed of a matrix product on this machine; None if the model's multiply-adds are unknown."""
-    memory_mb: float | None
-    """Peak memory added by opening and running the engine; None if the system does not report it."""
+    of_limit: float | None  # fraction of the speed of a matrix product; None if the model's multiply-adds are unknown
+    memory_mb: float | None  # peak memory added by opening and running it; None if the system does not report it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bench:
+class Bench(Record):
     """Results of `bench`."""
 
     speeds: tuple[EngineSpeed, ...]
-    shares: dict[str, float]
-    """Milliseconds per image of each part, in torch on all cores; for a graph, in its first engine."""
-    limit_gflops: float
-    """Speed of one large float32 matrix product on all cores."""
+    shares: dict[str, float]  # milliseconds per image of each part, in torch, or in the first engine of a graph
+    limit_gflops: float  # speed of one large float32 matrix product on all cores
     threads: int
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         rows = [
@@ -106,14 +94,10 @@ def bench(
     rounds: int = 20,
     image: str | Path | None = None,
 ) -> Bench:
-    """Measure the speed of a model in several engines, in interleaved rounds.
+    """Measure the speed of a model in several engines and batch sizes, in interleaved rounds.
 
-    Args:
-        model: A model or an exported graph.
-        engines: Engines to compare; by default all that are installed and can run the model, or a graph's own.
-        batches: Batch sizes to measure.
-        rounds: Measurements of each engine and batch size.
-        image: Image file for measuring the time to decode; a generated JPEG by default.
+    By default all engines are compared that are installed and can run the model, or a graph's own, and the time to
+    decode is that of a generated JPEG.
     """
     default = [model.graph.engine] if isinstance(model, Graph) else installed()
     names: list[str] = [check_engine(name) for name in (engines or default)]
@@ -133,41 +117,21 @@ def bench(
         validate("batch_size", BatchSize, batch_size)
         generator = torch.Generator().manual_seed(0)
         pixels = torch.randn(batch_size, model.config.in_channels, *size, generator=generator)
-        modes = [default_mode(name, batch_size) for name in names]
-        memory, forwards = open_engines(model, modes, pixels, strict=bool(engines))
-        for mode, seconds in measure(forwards, pixels, rounds).items():
+        forwards, memory = dict[str, Forward](), dict[str, float | None]()
+        for name in names:
+            try:
+                memory[name], forwards[name] = peak_memory(model, default_mode(name, batch_size), pixels)
+            except VitruvianError as error:
+                if engines:
+                    raise
+                print_status(f"note: skipping {name}: {error}")
+        for name, seconds in measure(forwards, pixels, rounds).items():
             rate = batch_size / statistics.median(seconds)
             p50, p90, p99 = (1000 * float(np.percentile(seconds, p)) for p in (50, 90, 99))
-            speeds.append(
-                EngineSpeed(
-                    engine=mode.engine,
-                    batch_size=batch_size,
-                    images_per_second=rate,
-                    p50_ms=p50,
-                    p90_ms=p90,
-                    p99_ms=p99,
-                    of_limit=None if count is None else 2e-9 * count * rate / limit,
-                    memory_mb=memory[mode],
-                )
-            )
+            of_limit = None if count is None else 2e-9 * count * rate / limit
+            speeds.append(EngineSpeed(name, batch_size, rate, p50, p90, p99, of_limit, memory[name]))
     shares = time_shares(model, data, rounds)
     return Bench(speeds=tuple(speeds), shares=shares, limit_gflops=limit, threads=torch.get_num_threads())
-
-
-def open_engines(
-    model: Model | Graph, modes: Sequence[RunMode], pixels: Tensor, *, strict: bool
-) -> tuple[dict[RunMode, float | None], dict[RunMode, Forward]]:
-    """Memory and forward pass of each mode; a mode that fails is skipped with a note, unless `strict`."""
-    memory: dict[RunMode, float | None] = {}
-    forwards: dict[RunMode, Forward] = {}
-    for mode in modes:
-        try:
-            memory[mode], forwards[mode] = peak_memory(model, mode, pixels)
-        except VitruvianError as error:
-            if strict:
-                raise
-            print_status(f"note: skipping {mode.engine}: {error}")
-    return memory, forwards
 
 
 def peak_memory(model: Model | Graph, mode: RunMode, pixels: Tensor) -> tuple[float | None, Forward]:
@@ -206,8 +170,9 @@ def computed_multiply_adds(model: Model | Graph, size: Size) -> int | None:
 
 def matmul_gflops() -> float:
     """Best speed of several products of large float32 matrices."""
-    a, b = torch.randn(2, MATRIX_SIZE, MATRIX_SIZE, generator=torch.Generator().manual_seed(0))
-    return 2e-9 * MATRIX_SIZE**3 / min(timed(lambda: a @ b) for _ in range(10))
+    side = 1024
+    a, b = torch.randn(2, side, side, generator=torch.Generator().manual_seed(0))
+    return 2e-9 * side**3 / min(timed(lambda: a @ b) for _ in range(10))
 
 
 def timed(function: Callable[[], object]) -> float:
@@ -218,11 +183,9 @@ def timed(function: Callable[[], object]) -> float:
 
 
 def synthetic_jpeg() -> bytes:
-    """A JPEG with about as much detail as a photo."""
-    width, height = IMAGE_SIZE
-    noise = np.random.default_rng(0).integers(0, 256, (height // 8, width // 8, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(noise).resize(IMAGE_SIZE, Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    """A JPEG of 500x375 pixels with about as much detail as a photo."""
+    noise, file = np.random.default_rng(0).integers(0, 256, (46, 62, 3), np.uint8), io.BytesIO()
+    Image.fromarray(noise).resize((500, 375), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
     return file.getvalue()
 
 
@@ -245,33 +208,23 @@ def time_parts(model: Model | Graph, pixels: Tensor) -> dict[str, float]:
     rest = "model"
     if isinstance(model, ViT):
         blocks = [block for block in model.blocks if isinstance(block, Block)]
-        parts = {
-            "embed": [model.embed],
-            "attention": [block.attn for block in blocks],
-            "MLP": [block.mlp for block in blocks],
-        }
+        parts = {"embed": [model.embed], "attention": [b.attn for b in blocks], "MLP": [b.mlp for b in blocks]}
         rest = "norms, sums, head"
         if model.config.merges_tokens:  # calls the steps of attention, not the module, so hooks do not see it
             parts.pop("attention")
             rest = "attention, merging, norms, head"
-    seconds, hooks, starts = dict.fromkeys(parts, 0.0), [], {}
+    seconds, starts = dict.fromkeys(parts, 0.0), dict[nn.Module, float]()
 
     def begin(module: nn.Module, *_: Any) -> None:
         starts[module] = time.perf_counter()
 
-    def end(part: str) -> Callable[..., None]:
-        def add(module: nn.Module, *_: Any) -> None:
-            seconds[part] += time.perf_counter() - starts[module]
+    def end(part: str, module: nn.Module, *_: Any) -> None:
+        seconds[part] += time.perf_counter() - starts[module]
 
-        return add
-
-    for part, modules in parts.items():
-        for module in modules:
-            hooks += [module.register_forward_pre_hook(begin), module.register_forward_hook(end(part))]
-    try:
-        with torch.inference_mode():
-            total = timed(lambda: model(pixels))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, torch.inference_mode():
+        for part, modules in parts.items():
+            for module in modules:
+                hooks.callback(module.register_forward_pre_hook(begin).remove)
+                hooks.callback(module.register_forward_hook(partial(end, part)).remove)
+        total = timed(lambda: model(pixels))
     return seconds | {rest: max(0.0, total - sum(seconds.values()))}

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from vitruvian.cache import cache_folder, file_lock
-from vitruvian.engines.export import TOLERANCE, Forward, compare, evaluating, export, fits_onnx
-from vitruvian.engines.runtimes import FORMATS, SplitGraph, installed, open_session, versions
-from vitruvian.errors import ConversionError, FileError, VitruvianError, argument
+from vitruvian.engines.export import MAX_ONNX_BYTES, Format, Forward, check_outputs, evaluating, export, float_bytes
+from vitruvian.engines.runtimes import Session, SplitGraph, installed, versions
+from vitruvian.errors import FileError, VitruvianError, argument
 from vitruvian.files import digest, file_stamp, read_object, short_hash, write_json
 from vitruvian.machine import processor_name
 from vitruvian.model.build import Model
@@ -29,18 +29,12 @@ from vitruvian.settings import Size
 from vitruvian.weights.checkpoint_files import tensors_digest
 from vitruvian.weights.description import fingerprint
 
-EXPORT_VERSION = 4
-"""Version of the exported graphs; increment it to invalidate cached ones."""
-MAX_CACHED_GRAPHS = 8
-"""Maximum number of exported graphs in the cache; the least recently used are removed."""
-RECORD = "exported.json"
-"""File beside a cached graph with the stamps and checksums of its files, written last."""
-ROUNDS = 15
-"""Number of measurements per engine, interleaved."""
-MIN_ROUNDS, MAX_SECONDS = 3, 15.0
-"""Fewer rounds, but at least 3, if the measurements of a large model take longer than this."""
-REST_SECONDS = 0.03
-"""Pause before each measurement: torch's threads keep spinning after a call and take a core from the next engine."""
+EXPORT_VERSION = 4  # of the exported graphs; increment it to invalidate cached ones
+MAX_CACHED_GRAPHS = 8  # in the cache; the least recently used are removed
+RECORD = "exported.json"  # stamps and checksums of a cached graph's files, written last
+ROUNDS = 15  # measurements per engine, interleaved
+MIN_ROUNDS, MAX_SECONDS = 3, 15.0  # fewer rounds, but at least 3, if a large model takes longer than this
+REST_SECONDS = 0.03  # before each measurement, because torch's threads keep spinning after a call
 
 Key = TypeVar("Key")
 
@@ -49,10 +43,8 @@ class RunMode(NamedTuple):
     """How an engine computes a batch."""
 
     engine: str
-    split: bool = False
-    """Each core computes its own images; otherwise all cores share each operation."""
-    fixed: bool = False
-    """The graph is opened for a fixed batch size (one image, or a core's piece); otherwise for any."""
+    split: bool = False  # each core computes its own images; otherwise all cores share each operation
+    fixed: bool = False  # the graph is opened for a fixed batch size (one image, or a core's piece); otherwise for any
 
 
 class Engine:
@@ -61,8 +53,7 @@ class Engine:
     def __init__(self, model: Model, name: str) -> None:
         self.model, self.name = model, name
         self._forwards: dict[tuple[int, ...], Forward] = {}
-        self.whole_images = False
-        """Whether the last chosen mode gives each core its own images."""
+        self.whole_images = False  # whether the last chosen mode gives each core its own images
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """(B, channels, rows, columns) -> (B, K).
@@ -103,32 +94,17 @@ def open_forward(model: Model, mode: RunMode, size: Size) -> Forward:
     if mode.split and mode.fixed:
         session: Forward = SplitGraph(graph, mode.engine)
     else:
-        session = open_session(graph, mode.engine, split=mode.split, batch_size=1 if mode.fixed else None)
+        session = Session(graph, mode.engine, split=mode.split, batch_size=1 if mode.fixed else None)
     record = graph.with_name(f"{mode.engine}.checked.json")
-    if not has_record(record):
-        difference = check_outputs(model, session, size, mode.engine)
-        with suppress(FileError):  # a read-only cache: the next start checks again
-            write_json(record, {"largest_difference": difference})
-    return session
-
-
-def has_record(record: Path) -> bool:
     with suppress(FileError):
-        return isinstance(read_object(record).get("largest_difference"), float)
-    return False
-
-
-def check_outputs(model: Model, session: Forward, size: Size, engine: str) -> float:
-    """Largest difference between the outputs of an engine and the model; raises ConversionError above TOLERANCE."""
+        if isinstance(read_object(record).get("largest_difference"), float):
+            return session
     with evaluating(model):
-        difference, largest = compare(model, session, (3, model.config.in_channels, *size))
-    allowed = TOLERANCE * max(1.0, largest)
-    if not difference <= allowed:  # also refuses NaN
-        raise ConversionError(
-            f"the outputs of {engine} differ from the model's by {difference:.2g}, {allowed:.2g} is allowed",
-            hint=f"use {argument('engine', 'torch')}, and please report this",
-        )
-    return difference
+        what, hint = f"the outputs of {mode.engine}", f"use {argument('engine', 'torch')}, and please report this"
+        difference, _ = check_outputs(model, session, [(3, model.config.in_channels, *size)], what, hint=hint)
+    with suppress(FileError):  # a read-only cache: the next start checks again
+        write_json(record, {"largest_difference": difference})
+    return session
 
 
 def cached_graph(model: Model, engine: str, size: Size) -> Path:
@@ -136,60 +112,52 @@ def cached_graph(model: Model, engine: str, size: Size) -> Path:
 
     Both runtimes read ONNX equally fast. If only OpenVINO is installed, its own format is exported.
     """
-    to = "onnx" if "onnxruntime" in installed() and fits_onnx(model) else FORMATS[engine]
+    fits = "onnxruntime" in installed() and float_bytes(model) <= MAX_ONNX_BYTES
+    to: Format = "onnx" if fits or engine == "onnxruntime" else "openvino"
     exporters = versions(("torch", "onnxruntime" if to == "onnx" else "openvino"))
     weights, config = tensors_digest(model.state_dict()), fingerprint(model.config.to_json())
     folder = cache_folder() / "engines" / short_hash([EXPORT_VERSION, weights, config, list(size), exporters])
     path = folder / ("model.onnx" if to == "onnx" else "openvino")
-    graph = path if to == "onnx" else path / "model.xml"
-    if not is_intact(graph):  # checked before locking, since a read-only cache cannot be locked
+    files = [path] if to == "onnx" else [path / "model.xml", path / "model.bin"]
+    if not is_intact(folder / RECORD, files):  # checked before locking, since a read-only cache cannot be locked
         try:
             with file_lock(folder / "lock"):
-                if not is_intact(graph):  # another process may have written it meanwhile
-                    remove_graph(graph)
+                if not is_intact(folder / RECORD, files):  # another process may have written it meanwhile
+                    remove_graph(folder, files[0])
                     print_status(f"note: exporting the model for {engine}, once ...")
-                    export(model, path, to="onnx" if to == "onnx" else "openvino", image_size=size)
-                    write_record(graph)
+                    export(model, path, to=to, image_size=size)
+                    write_record(folder / RECORD, files)
                     remove_old_graphs(folder.parent)
         except FileError as error:
             raise error.replace(hint="set $VITRUVIAN_CACHE to use another cache folder") from error
     with suppress(OSError):
         os.utime(folder)
-    return graph
+    return files[0]
 
 
-def record_path(graph: Path) -> Path:
-    return (graph.parent if graph.suffix == ".onnx" else graph.parent.parent) / RECORD
-
-
-def graph_files(graph: Path) -> list[Path]:
-    return [graph] if graph.suffix == ".onnx" else [graph, graph.with_suffix(".bin")]
-
-
-def write_record(graph: Path) -> None:
-    files = graph_files(graph)
+def write_record(record: Path, files: list[Path]) -> None:
     stamps, checksums = [file_stamp(file) for file in files], [digest(file) for file in files]
-    write_json(record_path(graph), {"stamps": stamps, "sha256": checksums})
+    write_json(record, {"stamps": stamps, "sha256": checksums})
 
 
-def is_intact(graph: Path) -> bool:
+def is_intact(record: Path, files: list[Path]) -> bool:
     """Whether the cached files are intact: by size and mtime, else (in a copied cache) by SHA-256."""
     with suppress(OSError, FileError):
-        record, files = read_object(record_path(graph)), graph_files(graph)
-        if record.get("stamps") == [file_stamp(file) for file in files]:
+        content = read_object(record)
+        if content.get("stamps") == [file_stamp(file) for file in files]:
             return True
-        if record.get("sha256") == [digest(file) for file in files]:
+        if content.get("sha256") == [digest(file) for file in files]:
             with suppress(FileError):
-                write_record(graph)
+                write_record(record, files)
             return True
     return False
 
 
-def remove_graph(graph: Path) -> None:
+def remove_graph(folder: Path, graph: Path) -> None:
     """Remove a graph and its records, but not the lock, which is held."""
-    if record_path(graph).exists():
+    if (folder / RECORD).exists():
         print_status(f"note: {graph}: the cached graph is damaged and will be exported again")
-    for path in record_path(graph).parent.iterdir():
+    for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         elif path.name != "lock":

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,45 +18,36 @@ from torch.export import ExportedProgram
 
 from vitruvian.config import ViTConfig
 from vitruvian.engines.export_attention import exported_attention
-from vitruvian.engines.runtimes import BATCH_AXIS, open_session
+from vitruvian.engines.runtimes import BATCH_AXIS, Session
 from vitruvian.errors import ConversionError, UnknownNameError, argument, require
 from vitruvian.files import atomic_path, check_writable
 from vitruvian.model.build import Model
+from vitruvian.model.cores import eval_mode
 from vitruvian.model.positions import geometric_biases
-from vitruvian.settings import BatchSize, Size, as_size, validate
+from vitruvian.settings import BatchSize, Record, Size, as_size, validate
 from vitruvian.weights.checkpoint_files import METADATA_KEY
 from vitruvian.weights.description import Description
 from vitruvian.weights.load import check_finite, load
 
 Format = Literal["onnx", "openvino", "torch"]
 Forward = Callable[[Tensor], Tensor]
-TOLERANCE = 1e-4
-"""Largest allowed difference, relative to the largest output if that is above 1: float32 sums in another order."""
-OPSET = 23
-"""ONNX operator set: the first with RMSNormalization and Attention (we use the latter only in attention poolers)."""
-MAX_ONNX_BYTES = 2**31 - 2**24
-"""An ONNX file is a protocol buffer, which holds at most 2 GiB."""
-MAX_PATCHES = 4096
-"""Maximum number of patches per side in a graph with dynamic image size."""
+TOLERANCE = 1e-4  # relative to the largest output if that is above 1; float32 sums in another order differ
+OPSET = 23  # the first with RMSNormalization and Attention (we use the latter only in attention poolers)
+MAX_ONNX_BYTES = 2**31 - 2**24  # an ONNX file is a protocol buffer, which holds at most 2 GiB
+MAX_PATCHES = 4096  # maximum number of patches per side in a graph with dynamic image size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exported:
+class Exported(Record):
     """Where a graph was written, and how its outputs compare with the model's."""
 
     path: str
     format: Format
-    batch_size: int | None
-    """None for any."""
-    image_size: Size | None
-    """None for any multiple of the patch size."""
+    batch_size: int | None  # None for any
+    image_size: Size | None  # None for any multiple of the patch size
     largest_difference: float
     largest_output: float
-    checked: tuple[tuple[int, ...], ...]
-    """Shapes of the pixels that were compared."""
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+    checked: tuple[tuple[int, ...], ...]  # shapes of the pixels that were compared
 
     def __str__(self) -> str:
         size = "any image size" if self.image_size is None else "x".join(map(str, self.image_size))
@@ -100,19 +90,20 @@ def export(
         ConversionError: The model cannot be exported, or the graph's outputs differ from the model's.
         MissingExtraError: The packages of the format are not installed.
     """
-    check_destination(Path(path).expanduser(), to)
+    out = Path(path).expanduser()
+    check_destination(out, to)
     if isinstance(model, str | Path):
         model = load(model, num_heads=num_heads, image_size=image_size)
     validate("batch_size", BatchSize, 1 if batch_size is None else batch_size)
     if image_size is None and not dynamic_size:
         model.meta.preprocess.require_one_size(f"a graph without {argument('dynamic_size', True)}")
     size = as_size(model.config.image_size if image_size is None else image_size)
-    preprocess = (
-        model.meta.preprocess if image_size is None and dynamic_size else model.meta.preprocess.with_image_size(size)
-    )
+    preprocess = model.meta.preprocess
+    if image_size is not None or not dynamic_size:
+        preprocess = preprocess.with_image_size(size)
     check_model(model, to, dynamic_size=dynamic_size)
     stride = model.config.stride if isinstance(model.config, ViTConfig) else 1
-    with atomic_path(Path(path).expanduser()) as new, evaluating(model):
+    with atomic_path(out) as new, evaluating(model):
         with nullcontext() if to == "torch" else exported_attention(model):
             program = trace(model, size, batch_size=batch_size, stride=stride if dynamic_size else 0)
         description = Description(config=model.config, meta=model.meta.replace(preprocess=preprocess, cascade=None))
@@ -121,22 +112,15 @@ def export(
         sizes = [size] if not dynamic_size else [size, (size[0] + stride, 2 * stride), (3 * stride, size[1] + stride)]
         batches = [batch_size] if batch_size else [1, 3]
         shapes = [(batch, model.config.in_channels, *size) for size in sizes for batch in batches]
-        differences, outputs = zip(*(compare(model, run, shape) for shape in shapes))
-        allowed = TOLERANCE * max(1.0, *outputs)
-        if not max(differences) <= allowed:  # also refuses NaN
-            raise ConversionError(
-                f"not written, the outputs of the {to} graph differ from the model's by {max(differences):.2g}, "
-                f"{allowed:.2g} is allowed",
-                where=path,
-                hint="please report this",
-            )
+        what = f"not written, the outputs of the {to} graph"
+        difference, largest = check_outputs(model, run, shapes, what, where=path, hint="please report this")
     return Exported(
         path=str(path),
         format=to,
         batch_size=batch_size,
         image_size=None if dynamic_size else size,
-        largest_difference=max(differences),
-        largest_output=max(outputs),
+        largest_difference=difference,
+        largest_output=largest,
         checked=tuple(shapes),
     )
 
@@ -157,11 +141,10 @@ def check_model(model: Model, to: str, *, dynamic_size: bool) -> None:
     if to == "onnx":
         for module in ("onnx", "onnxscript", "onnxruntime"):
             require(module, "onnx")
-        if not fits_onnx(model):
-            raise ConversionError(
-                f"the weights take {float_bytes(model) / 2**30:.1f} GiB, an ONNX file holds at most 2",
-                hint=f"use {argument('to', 'openvino')}",
-            )
+        if float_bytes(model) > MAX_ONNX_BYTES:
+            gibibytes = f"{float_bytes(model) / 2**30:.1f} GiB"
+            hint = f"use {argument('to', 'openvino')}"
+            raise ConversionError(f"the weights take {gibibytes}, an ONNX file holds at most 2", hint=hint)
     elif to == "openvino":
         require("openvino", "openvino")
     check_finite(model, model.meta.source or "the model", raises=ConversionError)
@@ -169,10 +152,8 @@ def check_model(model: Model, to: str, *, dynamic_size: bool) -> None:
         raise ConversionError("the head is all zeros, so its graph cannot be checked", hint="train it first")
     config = model.config
     if isinstance(config, ViTConfig) and config.tome_thresholds:
-        raise ConversionError(
-            "with tome_thresholds the number of tokens depends on the image, which a graph cannot express",
-            hint="set tome_r",
-        )
+        what = "with tome_thresholds the number of tokens depends on the image, which a graph cannot express"
+        raise ConversionError(what, hint="set tome_r")
     if not dynamic_size:
         return
     if not isinstance(config, ViTConfig) or config.stem is not None:
@@ -181,6 +162,8 @@ def check_model(model: Model, to: str, *, dynamic_size: bool) -> None:
         reason = "this model trims images that the patches do not divide"
     elif geometric_biases(config):
         reason = "the relative position biases of this model need a fixed grid"
+    elif config.attention == "mixer":
+        reason = "an MLP-Mixer works only at its own image size"
     elif config.merges_tokens:
         reason = f"{argument('dynamic_size', True)} does not support token merging"
     else:
@@ -192,26 +175,18 @@ def float_bytes(model: Model) -> int:
     return sum(value.numel() * 4 for value in model.state_dict().values())
 
 
-def fits_onnx(model: Model) -> bool:
-    """Whether an ONNX file can hold the weights."""
-    return float_bytes(model) <= MAX_ONNX_BYTES
-
-
 @contextmanager
 def evaluating(model: Model) -> Iterator[None]:
     """Evaluation mode without gradients, and without the warnings of torch's exporters."""
-    training = model.training
     loggers = [logging.getLogger(name) for name in ("torch.__trace", "torch.onnx", "torch.export", "onnxscript")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with eval_mode(model), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model.eval()
             yield
     finally:
-        model.train(training)
         for logger, level in zip(loggers, levels):
             logger.setLevel(level)
 
@@ -233,25 +208,27 @@ def write_onnx(program: ExportedProgram, path: Path, description: str, output: s
     )
     assert written is not None
     written.model.metadata_props[METADATA_KEY] = description
-    name_batch_axis(written.model.graph)
-    written.save(str(path), external_data=False)
-    return open_session(path, "onnxruntime")
-
-
-def name_batch_axis(graph: Any) -> None:
-    """Rename the tracer's symbol for a dynamic batch to BATCH_AXIS."""
-    symbol = graph.inputs[0].shape[0]
+    graph: Any = written.model.graph
+    symbol = graph.inputs[0].shape[0]  # the tracer's name of a dynamic batch axis
     values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
     for value in values if not isinstance(symbol, int) else []:
         for axis, side in enumerate(value.shape or ()):
             if side == symbol:
                 value.shape[axis] = BATCH_AXIS
+    written.save(str(path), external_data=False)
+    return Session(path, "onnxruntime")
 
 
 def write_openvino(program: ExportedProgram, path: Path, description: str, output: str) -> Forward:
     openvino = require("openvino", "openvino")
-    with without_telemetry():
+    before = os.environ.get("CI")
+    os.environ["CI"] = "true"  # the converter sends no usage statistics from continuous integration
+    try:
         graph = openvino.convert_model(program)
+    finally:
+        os.environ.pop("CI")
+        if before is not None:
+            os.environ["CI"] = before
     shape = program.graph_module.graph.find_nodes(op="placeholder")[-1].meta["val"].shape
     graph.reshape([side if isinstance(side, int) else -1 for side in shape])
     graph.inputs[0].get_tensor().set_names({"pixels"})
@@ -259,20 +236,7 @@ def write_openvino(program: ExportedProgram, path: Path, description: str, outpu
     graph.set_rt_info(description, [METADATA_KEY])
     path.mkdir()
     openvino.save_model(graph, path / "model.xml", compress_to_fp16=False)
-    return open_session(path / "model.xml", "openvino")
-
-
-@contextmanager
-def without_telemetry() -> Iterator[None]:
-    """Pretend to run in CI, where OpenVINO's converter sends no usage statistics."""
-    before = os.environ.get("CI")
-    os.environ["CI"] = "true"
-    try:
-        yield
-    finally:
-        os.environ.pop("CI")
-        if before is not None:
-            os.environ["CI"] = before
+    return Session(path / "model.xml", "openvino")
 
 
 def write_program(program: ExportedProgram, path: Path, description: str, output: str) -> Forward:
@@ -284,8 +248,22 @@ def write_program(program: ExportedProgram, path: Path, description: str, output
 WRITERS = {"onnx": write_onnx, "openvino": write_openvino, "torch": write_program}
 
 
-def compare(model: Model, run: Forward, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Largest difference from the model's outputs on random pixels, and its largest output."""
-    pixels = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    expected = model(pixels.to(next(model.parameters()).device)).cpu()
-    return float((expected - run(pixels)).abs().max()), float(expected.abs().max())
+def check_outputs(
+    model: Model, run: Forward, shapes: Iterable[tuple[int, ...]], what: str, **details: Any
+) -> tuple[float, float]:
+    """Largest difference of `run` from the model's outputs on random pixels, and the model's largest output.
+
+    Raises ConversionError with these details if the outputs (`what`) differ by more than TOLERANCE.
+    """
+    differences, outputs = [], []
+    for shape in shapes:
+        pixels = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        expected = model(pixels.to(next(model.parameters()).device)).cpu()
+        differences.append(float((expected - run(pixels)).abs().max()))
+        outputs.append(float(expected.abs().max()))
+    difference, largest = max(differences), max(outputs)
+    allowed = TOLERANCE * max(1.0, largest)
+    if not all(difference <= allowed for difference in differences):  # also refuses NaN
+        text = f"{what} differ from the model's by {difference:.2g}, {allowed:.2g} is allowed"
+        raise ConversionError(text, **details)
+    return difference, largest

@@ -73,22 +73,16 @@ def folds_scale(attention: Attention) -> bool:
     return isinstance(attention.q_norm, nn.Identity) and not isinstance(attention.position, Offsets)
 
 
-def query_scale(attention: Attention) -> float:
-    """Factor of the exported query weights."""
-    channels = attention.proj.in_features // attention.num_heads
-    return channels**-0.5 if folds_scale(attention) else 1.0
-
-
-def split_qkv(attention: Attention) -> list[nn.Linear]:
-    """The layers of scaled queries, keys and values."""
+def split_qkv(attention: Attention) -> list[tuple[nn.Linear, float]]:
+    """The layers of queries, keys and values, and the factor by which the weights of each were multiplied."""
     qkv, layers = attention.qkv, []
-    scales = (query_scale(attention), 1.0, 1.0)
+    scale = (attention.proj.in_features // attention.num_heads) ** -0.5 if folds_scale(attention) else 1.0
     biases = [None] * 3 if qkv.bias is None else qkv.bias.detach().chunk(3)
-    for weight, bias, scale in zip(qkv.weight.detach().chunk(3), biases, scales):
+    for weight, bias, factor in zip(qkv.weight.detach().chunk(3), biases, (scale, 1.0, 1.0)):
         layer = nn.Linear(1, 1, bias=False, device="meta")
-        layer.weight = nn.Parameter(weight * scale)
-        layer.bias = None if bias is None else nn.Parameter(bias * scale)
-        layers.append(layer)
+        layer.weight = nn.Parameter(weight * factor)
+        layer.bias = None if bias is None else nn.Parameter(bias * factor)
+        layers.append((layer, factor))
     return layers
 
 
@@ -97,7 +91,7 @@ def exported_attention(model: Model) -> Iterator[None]:
     """Replace the model's attention by ExportedAttention while it is traced."""
     replaced = [(module, module.qkv) for module in model.modules() if type(module) is Attention]
     for attention, _ in replaced:
-        attention.add_module("qkv", nn.ModuleList(split_qkv(attention)))
+        attention.add_module("qkv", nn.ModuleList(layer for layer, _ in split_qkv(attention)))
         attention.__class__ = ExportedAttention
     try:
         yield

@@ -15,9 +15,10 @@ from vitruvian.cache import cache_folder
 from vitruvian.catalog import imagenet_labels
 from vitruvian.config import CascadeConfig, GraphConfig, ModelConfig, ModelMeta, Preprocess, ViTConfig
 from vitruvian.engines.runtimes import FORMATS, OpenGraph, Session, is_quantized, versions
-from vitruvian.errors import CheckpointError, ConfigError, ConversionError, FileError, argument
+from vitruvian.errors import CheckpointError, ConfigError, ConversionError, FileError, argument, parsing
 from vitruvian.files import file_stamp, parse_object, read_object, short_hash, write_json
 from vitruvian.machine import processor_name
+from vitruvian.model.build import Model
 from vitruvian.progress import print_status
 from vitruvian.settings import Size, as_size
 from vitruvian.weights.checkpoint_files import prefer_processor
@@ -25,24 +26,22 @@ from vitruvian.weights.description import Description
 from vitruvian.weights.families.huggingface import read_labels, read_preprocessor
 from vitruvian.weights.families.timm_config import read_preprocess
 
-GRAPH_FILES = ("model.onnx", "onnx/model.onnx", "model.xml", "openvino_model.xml")
-"""Names of the graph in a folder without weights."""
-CASCADE_FILE = "cascade.json"
-"""Beside the graph of a cascade; its first pass is the graph `first`."""
-FEATURES = ("pooler_output", "image_embeds", "features", "embeddings")
-"""Names of feature outputs, which are not logits, in graphs of other exporters."""
+GRAPH_FILES = ("model.onnx", "onnx/model.onnx", "model.xml", "openvino_model.xml")  # in a folder without weights
+CASCADE_FILE = "cascade.json"  # beside the graph of a cascade; its first pass is the graph `first`
+FEATURES = ("pooler_output", "image_embeds", "features", "embeddings")  # outputs of other exporters that are not logits
 LOGITS_ONLY = "exported graphs return logits only; load the original weights instead"
 CRASH_TEST = """
 import sys, torch
 from pathlib import Path
-from vitruvian.engines.runtimes import OpenGraph, open_session
+from vitruvian.engines.runtimes import OpenGraph, Session
 path, engine = Path(sys.argv[1]), sys.argv[2]
-session = open_session(path, engine)
+session = Session(path, engine)
 for run in (session, OpenGraph(path, engine)):
     for batch_size in (1, 2, 7, 16, 32):
         run(torch.zeros(batch_size, *(side or 224 for side in session.shape[1:])))
 """
 """Runs a graph at several batch sizes, for any batch and as `vit predict` does."""
+CRASH_TEST_SECONDS = 600  # after which a runtime counts as deadlocked
 
 
 class Graph(nn.Module):
@@ -50,9 +49,7 @@ class Graph(nn.Module):
 
     def __init__(self, graph: OpenGraph, config: ModelConfig | GraphConfig, meta: ModelMeta) -> None:
         super().__init__()
-        self.graph = graph
-        self.config = config
-        self.meta = meta
+        self.graph, self.config, self.meta = graph, config, meta
 
     def forward(self, pixels: Tensor) -> Tensor:
         self.check_size(*pixels.shape[1:])
@@ -75,13 +72,21 @@ class Graph(nn.Module):
     def first_pass(self) -> Graph:
         """The first, cheaper graph of a cascade, in the file `first` beside this one."""
         path = self.graph.path
-        return open_graph(path.with_name(f"first{path.suffix}"), engine=self.graph.engine)
+        first = open_graph(path.with_name(f"first{path.suffix}"), engine=self.graph.engine)
+        outputs = first.graph.single.num_outputs, self.graph.single.num_outputs
+        if outputs[0] != outputs[1]:
+            reason = f"has {outputs[0]} outputs, the graph after it in the cascade has {outputs[1]}"
+            raise CheckpointError(reason, where=first.graph.path)
+        return first
 
     def features(self, pixels: Tensor) -> NoReturn:
         raise ConfigError(LOGITS_ONLY, where=self.graph.path)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise ConfigError(LOGITS_ONLY, where=self.graph.path)
+
+
+ImageModel = Model | Graph
 
 
 def find_graph(source: str | Path) -> Path | None:
@@ -102,21 +107,21 @@ def open_graph(path: Path, *, engine: str = "auto", image_size: int | Size | Non
     By default OpenVINO runs `.xml` files and ONNX Runtime `.onnx` files.
     """
     if engine == "onnxruntime" and path.suffix == ".xml":
-        raise ConfigError(
-            f"{argument('engine', engine)} cannot run OpenVINO files", where=path, hint="use the default engine"
-        )
+        reason = f"{argument('engine', engine)} cannot run OpenVINO files"
+        raise ConfigError(reason, where=path, hint="use the default engine")
     chosen = engine if engine in FORMATS else "openvino" if path.suffix == ".xml" else "onnxruntime"
-    check_survives(path, chosen)
-    graph = OpenGraph(path, chosen)
-    session = graph.single
-    config, meta = embedded_description(path, session) if session.metadata else external_description(path, session)
-    if path.name in GRAPH_FILES and (path.parent / CASCADE_FILE).is_file():
-        cascade = CascadeConfig.from_json(read_object(path.parent / CASCADE_FILE, raises=CheckpointError))
-        meta = meta.replace(cascade=cascade)
-    if image_size is None:
-        return Graph(graph, config, meta)
-    model = Graph(graph, config, meta.replace(preprocess=meta.preprocess.with_image_size(image_size)))
-    model.check_size(config.in_channels, *as_size(image_size))
+    with parsing(path, CheckpointError):
+        check_survives(path, chosen)
+        graph = OpenGraph(path, chosen)
+        session = graph.single
+        config, meta = embedded_description(path, session) if session.metadata else external_description(path, session)
+        if path.name in GRAPH_FILES and (path.parent / CASCADE_FILE).is_file():
+            cascade = CascadeConfig.from_json(read_object(path.parent / CASCADE_FILE, raises=CheckpointError))
+            meta = meta.replace(cascade=cascade)
+    model = Graph(graph, config, meta)
+    if image_size is not None:
+        model.meta = meta.replace(preprocess=meta.preprocess.with_image_size(image_size))
+        model.check_size(config.in_channels, *as_size(image_size))
     return model
 
 
@@ -177,12 +182,22 @@ def first_size(timm: Any, model_config: dict[str, Any], processor: dict[str, Any
     return None
 
 
-def check_runs(path: Path, engine: str) -> None:
-    """Raise ConversionError if the runtime fails or crashes with this int8 graph, tried in a separate process."""
-    code, reason = run_crash_test(path, engine)
-    if code:
-        hint = f"use {argument('engine', 'onnxruntime')}"
-        raise ConversionError(f"{engine} cannot run int8 on this machine ({reason})", where=path, hint=hint)
+def check_runs(path: Path, engine: str, *, crashes_only: bool = False) -> None:
+    """Raise ConversionError if the runtime crashes or hangs with this int8 graph in a separate process, or fails."""
+    command = [sys.executable, "-c", CRASH_TEST, str(path), engine]
+    hint = f"use {argument('engine', 'onnxruntime')}"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=CRASH_TEST_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        reason = f"{engine} did not finish within {CRASH_TEST_SECONDS} s on this machine"
+        raise ConversionError(reason, where=path, hint=hint) from error
+    if done.returncode == 0 or (crashes_only and done.returncode > 0):
+        return
+    lines = done.stderr.strip().splitlines() or ["no reason given"]
+    reason = lines[-1] if done.returncode > 0 else signal.Signals(-done.returncode).name
+    crashed = f"crashed with {reason} on this machine"
+    failure = crashed if crashes_only else f"cannot run int8 on this machine ({reason})"
+    raise ConversionError(f"{engine} {failure}", where=path, hint=hint)
 
 
 def check_survives(path: Path, engine: str) -> None:
@@ -198,19 +213,6 @@ def check_survives(path: Path, engine: str) -> None:
         if read_object(file).get("alive") is True:
             return
     print_status(f"note: testing int8 in {engine} in a separate process, once for this file ...")
-    code, reason = run_crash_test(path, engine)
-    if code < 0:
-        hint = f"use {argument('engine', 'onnxruntime')}"
-        raise ConversionError(f"{engine} crashed with {reason} on this machine", where=path, hint=hint)
+    check_runs(path, engine, crashes_only=True)
     with suppress(FileError):
         write_json(file, {"alive": True})
-
-
-def run_crash_test(path: Path, engine: str) -> tuple[int, str]:
-    """Exit code of a process that runs the graph, negative for a signal, and the signal or last line of stderr."""
-    command = [sys.executable, "-c", CRASH_TEST, str(path), engine]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode < 0:
-        return done.returncode, signal.Signals(-done.returncode).name
-    lines = done.stderr.strip().splitlines()
-    return done.returncode, lines[-1] if lines else "no reason given"

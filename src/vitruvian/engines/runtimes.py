@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import mmap
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
@@ -20,17 +20,17 @@ from torch import Tensor
 
 from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, VitruvianError, argument, require
 from vitruvian.model.cores import even_pieces, map_over_cores
+from vitruvian.text import describe_error
 from vitruvian.weights.checkpoint_files import METADATA_KEY
 
 # B images, K outputs
 
 EngineName = Literal["torch", "onnxruntime", "openvino", "auto"]
-FORMATS = {"onnxruntime": "onnx", "openvino": "openvino"}
-"""The export format of each runtime, which is also the name of its extra."""
-EXTRAS = {"onnxruntime": ("onnxruntime", "onnx", "onnxscript"), "openvino": ("openvino",)}
-"""Packages that each runtime needs to run our models."""
-BATCH_AXIS = "batch"
-"""Name of the dynamic batch axis in our ONNX files."""
+FORMATS = {"onnxruntime": "onnx", "openvino": "openvino"}  # export format of each runtime, and the name of its extra
+EXTRAS = {"onnxruntime": ("onnxruntime", "onnx", "onnxscript"), "openvino": ("openvino",)}  # packages of each runtime
+FLOATS = ("float16", "float32", "double", "bfloat16", "f16", "f64", "bf16")  # in the words of either runtime
+MAX_VALUES = 2**27  # maximum number of values in a batch of pixels of fixed size: 512 MiB
+BATCH_AXIS = "batch"  # name of the dynamic batch axis in our ONNX files
 
 Array = NDArray[np.float32]
 T = TypeVar("T")
@@ -44,57 +44,50 @@ def installed() -> list[str]:
 def check_engine(name: str, device: str = "cpu") -> EngineName:
     """Return the name of an engine that is known, installed and able to run on `device`."""
     known: tuple[EngineName, ...] = get_args(EngineName)
-    engine = next((engine for engine in known if engine == name), None)
-    if engine is None:
+    if name not in known:
         raise UnknownNameError("engine", name, known, see=f"({', '.join(known)})")
     for module in EXTRAS.get(name, ()):
         require(module, FORMATS[name])
     if name != "torch" and device.partition(":")[0] != "cpu":
-        raise ConfigError(
-            f"{argument('engine', name)} runs on the CPU",
-            hint=f"{argument('device', device)} needs {argument('engine', 'torch')}",
-        )
-    return engine
+        reason = f"{argument('engine', name)} runs on the CPU"
+        raise ConfigError(reason, hint=f"{argument('device', device)} needs {argument('engine', 'torch')}")
+    return known[known.index(name)]
 
 
 def versions(packages: Iterable[str]) -> list[str]:
     """Names and versions, as part of cache keys: outputs and speed may change with a release."""
-    return [f"{name} {_version(name)}" for name in packages]
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # distributed under another name, such as onnxruntime-gpu
-        return str(importlib.import_module(package).__version__)
+    lines = []
+    for name in packages:
+        try:
+            lines.append(f"{name} {version(name)}")
+        except PackageNotFoundError:  # distributed under another name, such as onnxruntime-gpu
+            lines.append(f"{name} {importlib.import_module(name).__version__}")
+    return lines
 
 
 class Port(NamedTuple):
     """An input or output of a graph."""
 
     name: str
-    shape: tuple[int | None, ...]
-    """None for dynamic axes."""
+    shape: tuple[int | None, ...]  # None for dynamic axes
     dtype: str
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype}[{', '.join('any' if side is None else str(side) for side in self.shape)}]"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RuntimeGraph:
-    """A graph opened by a runtime; `run(pixels, i)` returns output i and is thread-safe."""
+class RuntimeGraph(NamedTuple):
+    """A graph opened by a runtime."""
 
     inputs: list[Port]
     outputs: list[Port]
-    run: Callable[[Array, int], Array]
-    metadata: str
-    """The model description that our exporter embeds, as JSON; empty in other files."""
+    run: Callable[[Array, int], Array]  # from pixels and the index of an output to its values; thread-safe
+    metadata: str  # the model description that our exporter embeds, as JSON; empty in other files
 
 
-def open_onnxruntime(module: Any, path: Path, threads: int, split: bool, batch_size: int | None) -> RuntimeGraph:
+def open_onnxruntime(module: Any, path: Path, split: bool, batch_size: int | None) -> RuntimeGraph:
     options = module.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = 1 if split else torch.get_num_threads()
     options.log_severity_level = 3
     # otherwise idle threads keep spinning and take a core from decoding, from torch or from another runtime
     options.add_session_config_entry("session.force_spinning_stop", "1")
@@ -117,8 +110,7 @@ def open_onnxruntime(module: Any, path: Path, threads: int, split: bool, batch_s
         output: Array = session.run([outputs[index].name], {inputs[0].name: pixels})[0]
         return output
 
-    metadata = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY, "")
-    return RuntimeGraph(inputs=inputs, outputs=outputs, run=run, metadata=metadata)
+    return RuntimeGraph(inputs, outputs, run, session.get_modelmeta().custom_metadata_map.get(METADATA_KEY, ""))
 
 
 def is_quantized(path: Path) -> bool:
@@ -151,15 +143,13 @@ class SerialFirstCall:
 _openvino_call = SerialFirstCall()
 
 
-def open_openvino(module: Any, path: Path, threads: int, split: bool, batch_size: int | None) -> RuntimeGraph:
-    core = module.Core()
+def open_openvino(module: Any, path: Path, split: bool, batch_size: int | None) -> RuntimeGraph:
+    core, cores = module.Core(), torch.get_num_threads()
     graph = core.read_model(path)
     if batch_size is not None and graph.inputs[0].get_partial_shape()[0].is_dynamic:
         graph.reshape([batch_size, *list(graph.inputs[0].get_partial_shape())[1:]])
-    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
-    if split:  # one stream per core
-        cores = torch.get_num_threads()
-        settings |= {"NUM_STREAMS": cores, "INFERENCE_NUM_THREADS": cores, "PERFORMANCE_HINT": "THROUGHPUT"}
+    streams = {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": cores} if split else {"PERFORMANCE_HINT": "LATENCY"}
+    settings = {"INFERENCE_NUM_THREADS": cores, "INFERENCE_PRECISION_HINT": "f32", **streams}
     compiled = core.compile_model(graph, "CPU", settings)
 
     def port(node: Any) -> Port:
@@ -177,47 +167,77 @@ def open_openvino(module: Any, path: Path, threads: int, split: bool, batch_size
         output: Array = local.request.infer([pixels], share_inputs=True)[index].copy()
         return output
 
-    return RuntimeGraph(
-        inputs=[port(node) for node in graph.inputs],
-        outputs=[port(node) for node in graph.outputs],
-        run=lambda pixels, index: _openvino_call(lambda: infer(pixels, index)),
-        metadata=graph.get_rt_info(key).astype(str) if key else "",
-    )
+    def run(pixels: Array, index: int) -> Array:
+        return _openvino_call(lambda: infer(pixels, index))
+
+    metadata = graph.get_rt_info(key).astype(str) if key else ""
+    return RuntimeGraph([port(node) for node in graph.inputs], [port(node) for node in graph.outputs], run, metadata)
 
 
 OPENERS = {"onnxruntime": open_onnxruntime, "openvino": open_openvino}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
     """An open graph: normalized pixels (B, channels, rows, columns) -> logits (B, K); thread-safe."""
 
-    run: Callable[[Array], Array]
-    shape: tuple[int | None, ...]
-    """Shape of the input; None for dynamic axes."""
-    output: str
-    """Name of the output."""
-    num_outputs: int
-    metadata: str
-    """The model description that our exporter embeds, as JSON; empty in other files."""
-    split: bool
-    """Each core computes its own images; otherwise all cores share each operation."""
+    def __init__(self, path: Path, engine: str, *, split: bool = False, batch_size: int | None = None) -> None:
+        """Open a graph that uses all cores for each call, or with `split` one core per piece of a batch.
+
+        `batch_size` fixes a dynamic batch axis of our files, which lets the runtime optimize more.
+        """
+        module = require(engine, FORMATS[engine])
+        self.path, self.engine, self.split = path, engine, split
+        with self.one_line_errors(""):
+            inputs, outputs, self._run_graph, self.metadata = OPENERS[engine](module, path, split, batch_size)
+        described = ", ".join(map(str, inputs))
+        self.shape = inputs[0].shape if inputs else ()
+        if len(inputs) != 1 or len(self.shape) != 4 or self.shape[1] is None:
+            what = f"expected one input of (B, channels, rows, columns) images, the graph has {described}"
+            raise CheckpointError(what, where=path)
+        if inputs[0].dtype != "float32":
+            what = f"expected float32 pixels, the graph takes {described}"
+            raise CheckpointError(what, where=path, hint="export it in float32")
+        vectors = [port for port in outputs if len(port.shape) == 2]
+        choices = [port for port in vectors if port.name == "logits"] or vectors
+        if len(choices) != 1:
+            names = ", ".join(port.name for port in outputs)
+            raise CheckpointError(f"none of its outputs ({names}) is one vector of logits per image", where=path)
+        self.output, (_, num_outputs), dtype = choices[0]
+        if dtype not in FLOATS:
+            raise CheckpointError(f"its output {self.output!r} is {dtype}, not logits", where=path)
+        if num_outputs is None:
+            raise CheckpointError(f"the size of its output {self.output!r} is not fixed", where=path)
+        size = 1 if self.shape[0] is None else self.shape[0]
+        if not 0 < size * math.prod(side or 1 for side in self.shape[1:]) <= MAX_VALUES:
+            raise CheckpointError(f"a batch of {described} is empty or too large", where=path)
+        self.num_outputs, self._index = num_outputs, outputs.index(choices[0])
 
     def __call__(self, pixels: Tensor) -> Tensor:
         return map_over_cores(self._run, pixels) if self.split else self._run(pixels)
 
     def _run(self, pixels: Tensor) -> Tensor:
-        """Run in the calling thread, in batches of the graph's size if that is fixed."""
-        size = self.shape[0]
-        if size is None or size == len(pixels):
-            return torch.from_numpy(self.run(pixels.float().contiguous().numpy()))
-        return torch.cat([self._run_padded(batch, size) for batch in torch.split(pixels, size)])
+        """Run in the calling thread, in batches of the graph's size if that is fixed; a short last batch is padded."""
+        size, count = self.shape[0], len(pixels)
+        if size is not None and size < count:
+            return torch.cat([self._run(batch) for batch in torch.split(pixels, size)])
+        if size is not None and size > count:
+            pixels = torch.cat([pixels, pixels[-1:].expand(size - count, -1, -1, -1)])
+        with self.one_line_errors(f" on images of {'x'.join(map(str, pixels.shape[1:]))}"):
+            output = self._run_graph(pixels.float().contiguous().numpy(), self._index)
+            if output.shape != (len(pixels), self.num_outputs):
+                raise ValueError(f"{self.output!r} has shape {output.shape}, not {(len(pixels), self.num_outputs)}")
+            return torch.from_numpy(output)[:count]
 
-    def _run_padded(self, batch: Tensor, size: int) -> Tensor:
-        if len(batch) == size:
-            return self._run(batch)
-        padding = batch[-1:].expand(size - len(batch), -1, -1, -1)
-        return self._run(torch.cat([batch, padding]))[: len(batch)]
+    @contextmanager
+    def one_line_errors(self, what: str) -> Iterator[None]:
+        """Turn the errors of a runtime, which may have any type and many lines, into a CheckpointError."""
+        try:
+            yield
+        except VitruvianError:
+            raise
+        except Exception as error:
+            reason = f"{self.engine} cannot run it{what}: {describe_error(error)}"
+            raise CheckpointError(reason, where=self.path) from error
 
 
 class SplitGraph:
@@ -240,7 +260,7 @@ class SplitGraph:
             if size not in self._sessions and max(self._sessions, default=1) > 1:
                 size = 1
             if size not in self._sessions:
-                self._sessions[size] = open_session(self.path, self.engine, split=True, batch_size=size)
+                self._sessions[size] = Session(self.path, self.engine, split=True, batch_size=size)
         return self._sessions[size](pixels)
 
 
@@ -249,68 +269,10 @@ class OpenGraph:
 
     def __init__(self, path: Path, engine: str) -> None:
         self.path, self.engine = path, engine
-        self.single = open_session(path, engine, batch_size=1)
+        self.single = Session(path, engine, batch_size=1)
         self._split = SplitGraph(path, engine)
 
     def __call__(self, pixels: Tensor) -> Tensor:
         if len(pixels) == 1 or torch.get_num_threads() == 1 or self.single.shape[0] not in (None, 1):
             return self.single(pixels)
         return self._split(pixels)
-
-
-def open_session(path: Path, engine: str, *, split: bool = False, batch_size: int | None = None) -> Session:
-    """Open a graph that uses all cores for each call, or with `split` one core per piece of a batch.
-
-    `batch_size` fixes a dynamic batch axis of our files, which lets the runtime optimize more.
-    """
-    module = require(engine, FORMATS[engine])
-    threads = 1 if split else torch.get_num_threads()
-    with _one_line_errors(path, f"{engine} cannot run it"):
-        graph = OPENERS[engine](module, path, threads, split, batch_size)
-    pixels, index = _image_input(path, graph.inputs), _logits_index(path, graph.outputs)
-    output = graph.outputs[index]
-    if output.shape[1] is None:
-        raise CheckpointError(f"the size of its output {output.name!r} is not fixed", where=path)
-
-    def run(images: Array) -> Array:
-        with _one_line_errors(path, f"{engine} cannot run it on images of {'x'.join(map(str, images.shape[1:]))}"):
-            return graph.run(images, index)
-
-    count, metadata = output.shape[1], graph.metadata
-    return Session(run=run, shape=pixels.shape, output=output.name, num_outputs=count, metadata=metadata, split=split)
-
-
-@contextmanager
-def _one_line_errors(path: Path, what: str) -> Iterator[None]:
-    """Turn the errors of a runtime, which may have any type and many lines, into a CheckpointError."""
-    try:
-        yield
-    except VitruvianError:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CheckpointError(f"{what}: {reason}", where=path) from error
-
-
-def _image_input(path: Path, inputs: list[Port]) -> Port:
-    """The only input, which must be a batch of normalized images."""
-    described = ", ".join(map(str, inputs))
-    if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].shape[1] is None:
-        raise CheckpointError(
-            f"expected one input of (B, channels, rows, columns) images, the graph has {described}", where=path
-        )
-    if inputs[0].dtype != "float32":
-        raise CheckpointError(
-            f"expected float32 pixels, the graph takes {described}", where=path, hint="export it in float32"
-        )
-    return inputs[0]
-
-
-def _logits_index(path: Path, outputs: list[Port]) -> int:
-    """Index of the output named `logits`, or of the only output with one vector per image."""
-    vectors = [index for index, port in enumerate(outputs) if len(port.shape) == 2]
-    choices = [index for index in vectors if outputs[index].name == "logits"] or vectors
-    if len(choices) != 1:
-        names = ", ".join(port.name for port in outputs)
-        raise CheckpointError(f"none of its outputs ({names}) is one vector of logits per image", where=path)
-    return choices[0]

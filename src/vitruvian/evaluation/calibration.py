@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,22 +11,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitruvian.config import ScoreFunction
 from vitruvian.errors import ConfigError
-from vitruvian.evaluation.dataset_logits import DatasetLogits
+from vitruvian.evaluation.label_spaces import DatasetLogits
 
 # n images, D features, K classes
 
 BINS = 15
-FEWEST = 20
-"""Minimum number of images to fit a temperature on."""
-MOST = 5000
-"""Maximum number of images to fit a temperature on; more do not change it."""
-FIT_FRACTION = 0.5
-"""Fraction of the images to fit on, if there is no other split."""
-HOTTEST = 100.0
-"""Temperatures are searched from 1 / HOTTEST to HOTTEST."""
-STEPS = 60
-"""Bisection steps over that range; enough for float64 precision."""
+FEWEST = 20  # minimum number of images to fit a temperature on
+MOST = 5000  # maximum number of images to fit a temperature on; more do not change it
+FIT_FRACTION = 0.5  # fraction of the images to fit on, if there is no other split
+HOTTEST = 100.0  # temperatures are searched from 1 / HOTTEST to HOTTEST
+STEPS = 60  # bisection steps over that range; enough for float64 precision
 
 Rows = NDArray[np.int64]
 
@@ -37,8 +32,7 @@ class Bin:
     """Images whose predictions have about the same probability; numbers in percent."""
 
     count: int
-    confidence: float
-    """Mean probability of the predictions."""
+    confidence: float  # mean probability of the predictions
     accuracy: float
 
 
@@ -48,54 +42,49 @@ class Reliability:
 
     count: int
     temperature: float
-    error: float
-    """Expected calibration error in percent: the bins' |accuracy - confidence|, weighted by their images."""
-    loss: float
-    """Mean cross-entropy."""
-    bins: tuple[Bin, ...]
-    """BINS of equal width from 0 to 1, without empty ones."""
+    error: float  # expected calibration error in percent: the bins' |accuracy - confidence|, weighted by their images
+    loss: float  # mean cross-entropy; with sigmoids, binary and summed over the classes
+    bins: tuple[Bin, ...]  # BINS of equal width from 0 to 1, without empty ones
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
     """Calibration of the model, and the effect of a fitted temperature on other images than it was fitted on."""
 
-    now: Reliability
-    """Over all images."""
-    temperature: float | None = None
-    """The fitted temperature; None if none could be fitted."""
-    fitted_on: str = ""
-    """Description of the images."""
-    obstacle: str = ""
-    """Why no temperature was fitted."""
+    now: Reliability  # over all images
+    temperature: float | None = None  # the fitted temperature; None if none could be fitted
+    fitted_on: str = ""  # description of the images
+    obstacle: str = ""  # why no temperature was fitted
     before: Reliability | None = None
-    after: Reliability | None = None
-    """Both over the images that the temperature was not fitted on."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    after: Reliability | None = None  # both over the images that the temperature was not fitted on
 
 
-class Confidences(NamedTuple):
-    """The prediction for each image."""
-
-    probability: NDArray[np.float64]
-    right: NDArray[np.bool_]
-    loss: float
-    """Mean cross-entropy over the images."""
+def probabilities(logits: Tensor, score_function: ScoreFunction) -> Tensor:  # (n, K) -> (n, K)
+    return logits.softmax(dim=1) if score_function == "softmax" else logits.sigmoid()
 
 
-def confidences(outputs: DatasetLogits, temperature: float, rows: Rows | None = None) -> Confidences:
+def log_partition(logits: Tensor, score_function: ScoreFunction) -> Tensor:  # (n, K) -> (n,)
+    """What cross-entropy subtracts from the label's logit: ln(sum(e^x)), or with sigmoids the sum of ln(1 + e^x)."""
+    return logits.logsumexp(dim=1) if score_function == "softmax" else F.softplus(logits).sum(dim=1)
+
+
+def confidences(
+    outputs: DatasetLogits, temperature: float, rows: Rows | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], float]:
+    """The probability of each image's prediction, whether it is right, and the mean cross-entropy.
+
+    With sigmoids, the cross-entropy is binary and summed over the classes.
+    """
     best, right, loss, count = [], [], 0.0, 0
     for part, logits in outputs.pieces(rows):
-        scores = (logits / temperature).log_softmax(dim=1).numpy()
-        truth = outputs.labels[part]
+        scaled, truth = logits / temperature, torch.from_numpy(outputs.labels[part])
+        likelihood = scaled.gather(1, truth[:, None])[:, 0] - log_partition(scaled, outputs.score_function)
         chosen = logits.numpy().argmax(axis=1)
-        best.append(np.exp(scores[np.arange(len(part)), chosen]))
-        right.append(chosen == truth)
-        loss -= float(scores[np.arange(len(part)), truth].sum())
+        best.append(probabilities(scaled, outputs.score_function).numpy()[np.arange(len(part)), chosen])
+        right.append(chosen == outputs.labels[part])
+        loss -= float(likelihood.sum())
         count += len(part)
-    return Confidences(np.concatenate(best), np.concatenate(right), loss / count)
+    return np.concatenate(best), np.concatenate(right), loss / count
 
 
 def bin_numbers(confidence: NDArray[np.float64]) -> Rows:
@@ -112,33 +101,41 @@ def calibration_error(bins: Rows, confidence: NDArray[np.float64], right: NDArra
 def reliability(outputs: DatasetLogits, temperature: float, rows: Rows | None = None) -> Reliability:
     confidence, right, loss = confidences(outputs, temperature, rows)
     bins, total = bin_numbers(confidence), len(confidence)
-    members = [bins == index for index in range(BINS)]
+    means = [
+        (int((bins == index).sum()), float(confidence[bins == index].mean()), float(right[bins == index].mean()))
+        for index in np.unique(bins)
+    ]
     return Reliability(
         count=total,
         temperature=temperature,
         error=calibration_error(bins, confidence / total, right / total),
         loss=loss,
-        bins=tuple(
-            Bin(
-                count=int(inside.sum()),
-                confidence=100.0 * float(confidence[inside].mean()),
-                accuracy=100.0 * float(right[inside].mean()),
-            )
-            for inside in members
-            if inside.any()
-        ),
+        bins=tuple(Bin(count=n, confidence=100.0 * mean, accuracy=100.0 * correct) for n, mean, correct in means),
     )
 
 
-def fit_temperature(outputs: DatasetLogits, rows: Rows) -> float | None:
-    """The temperature with the least cross-entropy over these rows; None if there is no minimum in the range.
+def fit_temperature(outputs: DatasetLogits, rows: Rows) -> float:
+    """The temperature with the least cross-entropy over these rows.
 
-    There is none if all predictions are correct, or if they are worse than chance. Cross-entropy is convex in
-    1 / temperature, so the minimum is where its slope changes sign, which bisection finds.
+    If there is no minimum in the range, 0 (all or nearly all predictions are correct) or infinity (they are no better
+    than chance). Cross-entropy is convex in 1 / temperature, so the minimum is where its slope changes sign, which
+    bisection finds.
     """
-    slope = slope_of(outputs, rows)
-    if slope(HOTTEST) < 0 or slope(1 / HOTTEST) > 0:
-        return None
+    pieces = [(logits, outputs.labels[part]) for part, logits in outputs.pieces(rows)]
+    if outputs.score_function == "softmax":  # which a common term does not change; keeps the sums small
+        pieces = [(logits - logits.amax(dim=1, keepdim=True), truth) for logits, truth in pieces]
+
+    def slope(inverse: float) -> float:  # the derivative of the summed cross-entropy with respect to 1 / temperature
+        total = 0.0
+        for logits, truth in pieces:
+            expected = (probabilities(logits * inverse, outputs.score_function) * logits).sum()
+            total += float(expected) - float(logits.numpy()[np.arange(len(truth)), truth].sum())
+        return total
+
+    if slope(HOTTEST) < 0:
+        return 0.0
+    if slope(1 / HOTTEST) > 0:
+        return np.inf
     low, high = -np.log(HOTTEST), np.log(HOTTEST)  # logarithms of 1 / temperature
     for _ in range(STEPS):
         middle = (low + high) / 2
@@ -146,33 +143,8 @@ def fit_temperature(outputs: DatasetLogits, rows: Rows) -> float | None:
     return float(np.exp(-(low + high) / 2))
 
 
-def slope_of(outputs: DatasetLogits, rows: Rows) -> Callable[[float], float]:
-    """The derivative of the summed cross-entropy with respect to 1 / temperature."""
-    pieces = [(logits - logits.amax(dim=1, keepdim=True), outputs.labels[p]) for p, logits in outputs.pieces(rows)]
-
-    def slope(inverse: float) -> float:
-        total = 0.0
-        for logits, truth in pieces:
-            expected = ((logits * inverse).softmax(dim=1) * logits).sum()
-            total += float(expected) - float(logits.numpy()[np.arange(len(truth)), truth].sum())
-        return total
-
-    return slope
-
-
-def why_not_fitted(outputs: DatasetLogits, rows: Rows) -> str:
-    """Why cross-entropy has no minimum over these rows."""
-    if confidences(outputs, 1.0, rows).right.all():
-        return f"all {len(rows):,} calibration images are classified correctly"
-    if slope_of(outputs, rows)(1 / HOTTEST) > 0:
-        return "the predictions are no better than chance"
-    return "nearly all calibration images are classified correctly"
-
-
-def calibration(
-    outputs: DatasetLogits, temperature: float, dev: DatasetLogits | None, dev_name: str, *, seed: int
-) -> Calibration:
-    """Calibration at the model's temperature, and at one fitted on `dev`, or on a part of the images without `dev`."""
+def calibration(outputs: DatasetLogits, temperature: float, dev: DatasetLogits | None, *, seed: int) -> Calibration:
+    """Calibration at the model's temperature, and at one fitted on the split `val`, or on a part of the images."""
     now = reliability(outputs, temperature)
     shuffled = np.random.default_rng(seed).permutation(len(outputs if dev is None else dev))
     if dev is None:
@@ -181,12 +153,16 @@ def calibration(
         dev, dev_name = outputs, f"a random part of {len(fit_rows):,} of the {len(outputs):,} images"
     else:
         fit_rows, rest = np.sort(shuffled[:MOST]), np.arange(len(outputs))
-        dev_name = f"{len(fit_rows):,} images of {dev_name}"
+        dev_name = f"{len(fit_rows):,} images of the split 'val'"
     if len(fit_rows) < FEWEST:
         return Calibration(now=now, obstacle=f"{len(fit_rows)} images are too few, at least {FEWEST} are needed")
     fitted = fit_temperature(dev, fit_rows)
-    if fitted is None:
-        return Calibration(now=now, obstacle=f"{why_not_fitted(dev, fit_rows)} ({dev_name})")
+    if fitted in (0.0, np.inf):
+        obstacle = "the predictions are no better than chance"
+        if not fitted:
+            share = f"all {len(fit_rows):,}" if confidences(dev, 1.0, fit_rows)[1].all() else "nearly all"
+            obstacle = f"{share} calibration images are classified correctly"
+        return Calibration(now=now, obstacle=f"{obstacle} ({dev_name})")
     return Calibration(
         now=now,
         temperature=fitted,
@@ -196,8 +172,7 @@ def calibration(
     )
 
 
-L2 = 0.001
-"""Regularization of the term added to the energy, for features divided by their mean standard deviation."""
+L2 = 0.001  # regularization of the term added to the energy, for features divided by their mean standard deviation
 
 
 def shift_energy(head: nn.Linear, known: Tensor, unknown: Sequence[Tensor], *, l2: float = L2) -> None:
@@ -222,25 +197,20 @@ def shift_energy(head: nn.Linear, known: Tensor, unknown: Sequence[Tensor], *, l
     with torch.no_grad():
         energy = F.linear(x, head.weight.double(), head.bias.double()).logsumexp(dim=1)
     scale = energy[: len(known)].std().clamp(min=1e-6)
-    term = fit_energy_term((x - mean) / std, energy / scale, target=target, weight=weight, l2=l2)
-    shift = scale * term[:-1] / std  # (D,)
-    with torch.no_grad():
-        head.weight.add_(shift)
-        head.bias.add_(scale * term[-1] - shift @ mean)
-
-
-def fit_energy_term(x: Tensor, energy: Tensor, *, target: Tensor, weight: Tensor, l2: float) -> Tensor:
-    """Coefficients of the term (D + 1,), the constant last, that minimize the weighted logistic loss."""
-    term = torch.zeros(x.shape[1] + 1, dtype=x.dtype, requires_grad=True)
+    inputs, energy = (x - mean) / std, energy / scale
+    term = torch.zeros(x.shape[1] + 1, dtype=x.dtype, requires_grad=True)  # (D + 1,), the constant last
     optimizer = torch.optim.LBFGS([term], max_iter=200, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        logits = energy + x @ term[:-1] + term[-1]
+        logits = energy + inputs @ term[:-1] + term[-1]
         loss = F.binary_cross_entropy_with_logits(logits, target, weight, reduction="sum")
         loss = loss + l2 * term[:-1].square().sum()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
     optimizer.step(closure)  # type: ignore[no-untyped-call]
-    return term.detach()
+    with torch.no_grad():
+        shift = scale * term[:-1] / std  # (D,)
+        head.weight.add_(shift)
+        head.bias.add_(scale * term[-1] - shift @ mean)

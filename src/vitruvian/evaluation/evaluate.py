@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -15,34 +15,14 @@ from numpy.typing import NDArray
 from vitruvian.config import DEFAULT_BATCH_SIZE, Preprocess
 from vitruvian.data.decode import Unreadable
 from vitruvian.data.formats import open_dataset
-from vitruvian.data.sources import Dataset, Source
+from vitruvian.data.sources import Source
 from vitruvian.data.transform import Transform
 from vitruvian.errors import ConfigError, DataError, argument
+from vitruvian.evaluation import label_spaces, metrics
 from vitruvian.evaluation.calibration import Calibration, bin_numbers, calibration, calibration_error, confidences
-from vitruvian.evaluation.dataset_logits import DatasetLogits, compute_logits
-from vitruvian.evaluation.label_spaces import (
-    LabelSpace,
-    label_space,
-    mappings_beside,
-    read_ids,
-    read_objectnet,
-    read_real,
-    score_real,
-)
-from vitruvian.evaluation.metrics import (
-    LEVEL,
-    SHOWN_MISTAKES,
-    Counts,
-    Interval,
-    Measures,
-    Tally,
-    accuracy_interval,
-    bootstrap,
-    class_mean_interval,
-    ranks,
-)
+from vitruvian.evaluation.label_spaces import DatasetLogits, LabelSpace
 from vitruvian.inference import Classifier, Encoder
-from vitruvian.model.build import ImageModel, Model
+from vitruvian.model.build import Model
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import Seed, validate
 from vitruvian.tasks import extra_file
@@ -51,8 +31,7 @@ from vitruvian.weights.save import save
 
 # n images, C classes of the label space
 
-SPLITS = ("test", "val")
-"""The split to evaluate by default: the first of these that exists, else the first of the dataset."""
+SPLITS = ("test", "val")  # the default split is the first of these that exists, else the first of the dataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,23 +41,18 @@ class Evaluation:
     data: str
     model: str
     split: str
-    part: str
-    """Description of the images."""
+    part: str  # description of the images
     space: LabelSpace
-    measures: Measures
-    among_all: float
-    """Top-1 if all outputs of the model compete, including those that mean no class of the data."""
+    measures: metrics.Measures
+    among_all: float  # top-1 if all outputs of the model compete, including those that mean no class of the data
+    among_all_top5: float
     real: float | None
-    real_count: int
-    """Number of images with a ReaL label."""
-    intervals: dict[str, tuple[float, float]]
-    """95% intervals by the names in `to_json`."""
+    real_count: int  # number of images with a ReaL label
+    intervals: dict[str, tuple[float, float]]  # 95% intervals by the names in `to_json`
     calibration: Calibration
     unreadable: list[Unreadable]
-    left_out: int
-    """Number of images of classes that the model does not have."""
-    notes: tuple[str, ...]
-    """Remarks on the dataset, and whether the model was trained on these images."""
+    left_out: int  # number of images of classes that the model does not have
+    notes: tuple[str, ...]  # remarks on the dataset, and whether the model was trained on these images
     classifier: Classifier
     source: Source
 
@@ -87,28 +61,46 @@ class Evaluation:
         """Whether the model has outputs that mean no class of the data."""
         return self.space.competing < self.space.total
 
+    @property
+    def headline(self) -> dict[str, float]:
+        """Top-1 and top-5 as papers report them: among all outputs for classes by a mapping, as those of ObjectNet."""
+        if self.space.is_mapped:
+            return {"top1": self.among_all, "top5": self.among_all_top5}
+        return {"top1": self.measures.top1, "top5": self.measures.top5}
+
     def to_json(self) -> dict[str, Any]:
         """The evaluation as a JSON object, with the nonzero confusions as [label, prediction, images]."""
-        measures, space = self.measures, self.space
+        measures, space, used = self.measures, self.space, self.classifier.preprocess
+        classes = zip(space.classes, measures.class_counts.tolist(), measures.class_correct.tolist())
+        confusion = None
+        if measures.confusion is not None:
+            cells = np.nonzero(measures.confusion)
+            confusion = np.column_stack([*cells, measures.confusion[cells]]).tolist()
+        if isinstance(used, Preprocess):
+            preprocess: Any = used.to_json()
+        else:
+            preprocess = getattr(used, "__qualname__", type(used).__qualname__)
         return {
             "data": self.data,
             "model": self.model,
             "split": self.split,
-            "preprocess": preprocess_json(self.classifier),
+            "preprocess": preprocess,
             "flip": self.classifier.flip,
             **measures.scalars(),
+            "headline": self.headline,
             "top1_among_all_outputs": self.among_all,
+            "top5_among_all_outputs": self.among_all_top5,
             "real": self.real,
             "real_count": self.real_count,
             "intervals": {name: list(ends) for name, ends in self.intervals.items()},
-            "interval_percent": LEVEL,
-            "calibration": self.calibration.to_json(),
+            "interval_percent": metrics.LEVEL,
+            "calibration": asdict(self.calibration),
             "label_space": {"matched_by": space.about, "outputs": space.total, "competing": space.competing},
             "unreadable": dict(self.unreadable),
             "left_out": self.left_out,
             "notes": list(self.notes),
-            "classes": class_rows(measures, space.classes),
-            "confusion": None if measures.confusion is None else without_zeros(measures.confusion),
+            "classes": [{"class": name, "images": count, "right": right} for name, count, right in classes],
+            "confusion": confusion,
         }
 
 
@@ -152,37 +144,58 @@ def evaluate(
     opened = open_dataset(data)
     path = fspath(data) if isinstance(data, str | PathLike) else ""
     classifier = classifier_of(model, opened.classes, template, flip=flip).with_task_preprocess(data, preprocess)
-    name = chosen_split(opened, split)
-    mappings = extra_file(path, "mappings") or mappings_beside(path) if mappings is None else Path(mappings)
-    space = space_for(opened.classes, classifier.model, ids=wordnet_ids, mappings=mappings)
+    name = default_split(opened.splits) if split is None else next(iter(opened.only(split).splits))
+    source, meta, total = opened.splits[name], classifier.model.meta, classifier.model.config.num_classes
+    if mappings is None:
+        mappings = extra_file(path, "mappings") or label_spaces.mappings_beside(path)
+    space = label_spaces.label_space(
+        opened.classes,
+        labels=meta.labels,
+        total=total,
+        ids=None if wordnet_ids is None else label_spaces.read_ids(Path(wordnet_ids), total),
+        groups=None if mappings is None else label_spaces.read_objectnet(Path(mappings)),
+    )
     real_file = extra_file(path, "real") if real is None else Path(real)
-    labels = None if real_file is None else read_real(real_file)
+    labels = None if real_file is None else label_spaces.read_real(real_file)
     if labels is not None and not space.has_imagenet:
         raise DataError("ReaL labels need a model with all classes of ImageNet-1k")
-    outputs = compute_logits(classifier, opened.splits[name], space, batch_size=batch_size, track=track)
+    outputs = label_spaces.compute_logits(classifier, source, space, batch_size=batch_size, track=track)
     dev = None
     if name == "test" and "val" in opened.splits:
-        dev = compute_logits(classifier, opened.splits["val"], space, batch_size=batch_size, track=track)
-    keys = map(opened.splits[name].key, outputs.indices.tolist())
-    right_by_real = None if labels is None else score_real(keys, outputs.imagenet, labels)[1]
-    temperature = classifier.model.meta.temperature
+        dev = label_spaces.compute_logits(classifier, opened.splits["val"], space, batch_size=batch_size, track=track)
+    keys = map(source.key, outputs.indices.tolist())
+    right_by_real = None if labels is None else label_spaces.score_real(keys, outputs.imagenet, labels)[1]
+    notes = list(opened.notes)
+    if name == "train" and Path(classifier.name).expanduser().is_dir():
+        facts = run_facts(locate(classifier.name), path)
+        if facts is not None:
+            notes.append(
+                f"the model was trained on {facts[1].get('training_images')} of these images; "
+                f"for its validation accuracy see {facts[0] / 'report.html'}"
+            )
+    tally = metrics.Tally(len(space.classes), mistakes=metrics.SHOWN_MISTAKES, score_function=meta.score_function)
+    for rows, logits in outputs.pieces():
+        truth, indices = torch.from_numpy(outputs.labels[rows]), torch.from_numpy(outputs.indices[rows])
+        tally.add(logits / meta.temperature, truth, indices)
+    measures = tally.measures()
     return Evaluation(
         data=opened.name,
         model=classifier.name,
         split=name,
         part="the whole dataset" if len(opened.splits) == 1 else f"the split {name!r}",
         space=space,
-        measures=measures_of(outputs, space, temperature),
-        among_all=100.0 * float(outputs.right_among_all.mean()),
+        measures=measures,
+        among_all=100.0 * float((outputs.rank_among_all < 1).mean()),
+        among_all_top5=100.0 * float((outputs.rank_among_all < 5).mean()),
         real=None if right_by_real is None else 100.0 * float(right_by_real.mean()),
         real_count=0 if right_by_real is None else len(right_by_real),
-        intervals=intervals(outputs, right_by_real, temperature, seed=seed),
-        calibration=calibration(outputs, temperature, dev, "the split 'val'", seed=seed),
+        intervals=intervals(measures, outputs, right_by_real, meta.temperature, seed=seed),
+        calibration=calibration(outputs, meta.temperature, dev, seed=seed),
         unreadable=outputs.unreadable,
         left_out=outputs.left_out,
-        notes=(*opened.notes, *training_notes(classifier.name, path, name)),
+        notes=tuple(notes),
         classifier=classifier,
-        source=opened.splits[name],
+        source=source,
     )
 
 
@@ -191,12 +204,11 @@ def classifier_of(
 ) -> Classifier:
     """A classifier with the model's own head, or for zero-shot evaluation with the names of the classes."""
     encoder = model if isinstance(model, Encoder) else Encoder(model)
-    if isinstance(encoder, Classifier) and template is None:
+    if isinstance(encoder, Classifier) and template is None and (encoder.flip or not flip):
         return encoder
     if encoder.model.config.num_classes and template is not None:
-        raise ConfigError(
-            f"{argument('template')} is for a CLIP or SigLIP without a classification head; this model has one"
-        )
+        reason = f"{argument('template')} is for a CLIP or SigLIP without a classification head; this model has one"
+        raise ConfigError(reason)
     words = None if encoder.model.config.num_classes else classes
     classifier = Classifier(
         encoder.model, device=encoder.device, engine=encoder.engine, flip=flip, labels=words, template=template
@@ -205,58 +217,14 @@ def classifier_of(
     return classifier.with_preprocess(encoder.preprocess)
 
 
-def space_for(
-    classes: tuple[str, ...], model: ImageModel, *, ids: str | Path | None, mappings: Path | None
-) -> LabelSpace:
-    total = model.config.num_classes
-    return label_space(
-        classes,
-        labels=model.meta.labels,
-        total=total,
-        ids=None if ids is None else read_ids(Path(ids), total),
-        groups=None if mappings is None else read_objectnet(mappings),
-    )
-
-
-def preprocess_json(classifier: Classifier) -> Any:
-    """The preprocessing settings, or the name of the callable."""
-    used = classifier.preprocess
-    return used.to_json() if isinstance(used, Preprocess) else getattr(used, "__qualname__", type(used).__qualname__)
-
-
-def chosen_split(data: Dataset, split: str | None) -> str:
-    """The name of the split that is asked for, or of the default one. Raises DataError if it does not exist."""
-    return default_split(data.splits) if split is None else next(iter(data.only(split).splits))
-
-
 def default_split(names: Iterable[str]) -> str:
     available = list(names)
     return next((name for name in SPLITS if name in available), available[0])
 
 
-def training_notes(model: str, data: str, split: str) -> tuple[str, ...]:
-    """A warning if the directory of the model's run shows that it was trained on the evaluated images."""
-    facts = run_facts(locate(model), data) if split == "train" and Path(model).expanduser().is_dir() else None
-    if facts is None:
-        return ()
-    folder, run = facts
-    return (
-        f"the model was trained on {run.get('training_images')} of these images; "
-        f"for its validation accuracy see {folder / 'report.html'}",
-    )
-
-
-def measures_of(outputs: DatasetLogits, space: LabelSpace, temperature: float) -> Measures:
-    tally = Tally(len(space.classes), mistakes=SHOWN_MISTAKES)
-    for rows, logits in outputs.pieces():
-        labels, indices = torch.from_numpy(outputs.labels[rows]), torch.from_numpy(outputs.indices[rows])
-        tally.add(logits / temperature, labels, indices)
-    return tally.measures()
-
-
 def intervals(
-    outputs: DatasetLogits, real: NDArray[np.bool_] | None, temperature: float, *, seed: int
-) -> dict[str, Interval]:
+    measures: metrics.Measures, outputs: DatasetLogits, real: NDArray[np.bool_] | None, temperature: float, *, seed: int
+) -> dict[str, metrics.Interval]:
     """Confidence intervals by the names of `Evaluation.to_json`."""
     confidence, right, _ = confidences(outputs, temperature)
     bins = bin_numbers(confidence)
@@ -265,32 +233,15 @@ def intervals(
         weights = drawn / drawn.sum()
         return calibration_error(bins, weights * confidence, weights * right)
 
-    counts, correct = np.bincount(outputs.labels), np.bincount(outputs.labels, right).astype(np.int64)
     ends = {
-        "top1": accuracy_interval(right),
-        "top5": accuracy_interval(is_among_best(outputs, 5)),
-        "mean_per_class": class_mean_interval(correct, counts),
-        "top1_among_all_outputs": accuracy_interval(outputs.right_among_all),
-        "calibration_error": bootstrap(error, len(outputs), seed=seed),
+        "top1": metrics.accuracy_interval(right),
+        "top5": metrics.wilson(round(measures.top5 * measures.count / 100), measures.count),
+        "mean_per_class": metrics.class_mean_interval(measures.class_correct, measures.class_counts),
+        "top1_among_all_outputs": metrics.accuracy_interval(outputs.rank_among_all < 1),
+        "top5_among_all_outputs": metrics.accuracy_interval(outputs.rank_among_all < 5),
+        "calibration_error": metrics.bootstrap(error, len(outputs), seed=seed),
     }
-    return ends if real is None else ends | {"real": accuracy_interval(real)}
-
-
-def is_among_best(outputs: DatasetLogits, count: int) -> NDArray[np.bool_]:
-    """(n,) Whether the label is among the `count` best predictions."""
-    hits = [ranks(logits, torch.from_numpy(outputs.labels[rows])) < count for rows, logits in outputs.pieces()]
-    return np.asarray(torch.cat(hits))
-
-
-def class_rows(measures: Measures, classes: tuple[str, ...]) -> list[dict[str, Any]]:
-    counts, correct = measures.class_counts.tolist(), measures.class_correct.tolist()
-    return [{"class": name, "images": n, "right": right} for name, n, right in zip(classes, counts, correct)]
-
-
-def without_zeros(confusion: Counts) -> list[list[int]]:
-    rows, columns = np.nonzero(confusion)
-    triples: list[list[int]] = np.stack([rows, columns, confusion[rows, columns]], axis=1).tolist()
-    return triples
+    return ends if real is None else ends | {"real": metrics.accuracy_interval(real)}
 
 
 def save_calibrated(evaluation: Evaluation, folder: Path) -> None:
@@ -299,24 +250,18 @@ def save_calibrated(evaluation: Evaluation, folder: Path) -> None:
     Raises:
         DataError: No temperature was fitted, or it cannot be used.
     """
-    fitted, model = evaluation.calibration, evaluation.classifier.torch_model
+    fitted, model, space = evaluation.calibration, evaluation.classifier.torch_model, evaluation.space
+    obstacle, hint = "", ""
     if fitted.temperature is None or fitted.before is None or fitted.after is None:
-        raise DataError(f"not written, no temperature fitted: {fitted.obstacle}", where=folder)
-    if fitted.after.loss >= fitted.before.loss:
-        raise DataError(
-            f"not written, temperature {fitted.temperature:.3f} does not help: cross-entropy {fitted.before.loss:.4f} "
-            f"becomes {fitted.after.loss:.4f} on images that it was not fitted on",
-            where=folder,
-        )
-    if model.meta.score_function == "sigmoid":
-        raise DataError("not written, temperatures are for models with a softmax; this one has sigmoids", where=folder)
-    if evaluation.restricted:
-        raise DataError(
-            f"not written, the temperature was fitted with {evaluation.space.competing} of the model's "
-            f"{evaluation.space.total} outputs",
-            where=folder,
-            hint="evaluate on all its classes",
-        )
+        obstacle = f"no temperature fitted: {fitted.obstacle}"
+    elif fitted.after.loss >= fitted.before.loss:
+        losses = f"cross-entropy {fitted.before.loss:.4f} becomes {fitted.after.loss:.4f}"
+        obstacle = f"temperature {fitted.temperature:.3f} does not help: {losses} on images that it was not fitted on"
+    elif evaluation.restricted:
+        obstacle = f"the temperature was fitted with {space.competing} of the model's {space.total} outputs"
+        hint = "evaluate on all its classes"
+    if obstacle:
+        raise DataError(f"not written, {obstacle}", where=folder, hint=hint)
     meta = model.meta
     try:
         model.meta = meta.replace(temperature=fitted.temperature)

@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,27 +21,23 @@ from numpy.typing import NDArray
 from vitruvian.cache import cache_folder
 from vitruvian.config import DEFAULT_BATCH_SIZE, REGULARIZERS, Preprocess
 from vitruvian.data.decode import RawImage, Unreadable
-from vitruvian.data.sources import Dataset, Source, hold_out
-from vitruvian.errors import ConfigError, DataError, FileError, ImageError, NotFiniteError, argument
-from vitruvian.evaluation.probe_classifiers import shuffle_classes
+from vitruvian.data.sources import Source
+from vitruvian.errors import ConfigError, FileError, ImageError, NotFiniteError
+from vitruvian.evaluation.probe_classifiers import Examples
 from vitruvian.files import atomic_open, short_hash
 from vitruvian.inference import NOT_FINITE, Encoder, batched, check_readable, read_images
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import BatchSize, Settings, validate
 from vitruvian.weights.checkpoint_files import tensors_digest
 
-FORMAT = 3
-"""Version of the features; increment it to invalidate stored ones."""
-ROWS_PER_FILE = 512
-"""Features per file; at most this many are lost by an interruption."""
+FORMAT = 3  # version of the features; increment it to invalidate stored ones
+ROWS_PER_FILE = 512  # features per file; at most this many are lost by an interruption
 KEY_BYTES = 16
-HEADS = ("head.", "head_dist.")
-"""Prefixes of the weights of heads, which features do not depend on."""
-WITHOUT_EFFECT = {"num_classes", *REGULARIZERS}
-"""Settings that features do not depend on either."""
-GIGABYTE = 2**30
+HEADS = ("head.", "head_dist.")  # prefixes of the weights of heads, which features do not depend on
+WITHOUT_EFFECT = {"num_classes", *REGULARIZERS}  # settings that features do not depend on either
 LIMIT = "VITRUVIAN_FEATURES_GB"
 
+# n readable images, F features
 Features = NDArray[np.float32]
 
 
@@ -56,14 +52,11 @@ class FeatureStore:
         """Open the store in `folder`; with None, nothing is stored."""
         self.folder = folder
         self.row = np.dtype([("key", "u1", (KEY_BYTES,)), ("checksum", "<u4"), ("features", "<f4", (width,))])
-        self.damaged = 0
-        """Number of corrupt features."""
+        self.damaged = 0  # number of corrupt features
         self._rows: dict[bytes, tuple[np.memmap[Any, Any], int]] = {}
         self._new: list[tuple[bytes, Features]] = []
-        if folder is not None:
-            self._open(folder)
-
-    def _open(self, folder: Path) -> None:
+        if folder is None:
+            return
         try:
             folder.mkdir(parents=True, exist_ok=True)
             os.utime(folder)
@@ -75,27 +68,25 @@ class FeatureStore:
             except (OSError, ValueError, EOFError):
                 rows = np.empty(0)
             if rows.dtype != self.row or rows.ndim != 1:
-                remove(path)
+                with suppress(OSError):  # not allowed, or another process was faster
+                    path.unlink()
                 continue
             keys = np.ascontiguousarray(rows["key"]).tobytes()
             for row in range(len(rows)):
                 self._rows[keys[row * KEY_BYTES : (row + 1) * KEY_BYTES]] = rows, row
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def find(self, key: bytes) -> Features | None:
         """The features of an image. None if absent or corrupt; a corrupt file is deleted."""
         if key not in self._rows:
             return None
         rows, position = self._rows[key]
-        row = rows[position]
-        features = np.asarray(row["features"])
-        if checksum(key, features) == row["checksum"]:
+        features = np.asarray(rows[position]["features"])
+        if checksum(key, features) == rows[position]["checksum"]:
             return features
         self.damaged += 1
         del self._rows[key]
-        remove(Path(str(rows.filename)))
+        with suppress(OSError):
+            Path(str(rows.filename)).unlink()
         return None
 
     def add(self, key: bytes, features: Features) -> None:
@@ -123,16 +114,12 @@ def checksum(key: bytes, features: Features) -> int:
     return zlib.crc32(features.astype("<f4", copy=False).tobytes(), zlib.crc32(key))
 
 
-def features_folder() -> Path:
-    return cache_folder() / "features"
-
-
 def open_store(encoder: Encoder) -> FeatureStore:
     """The store of this model's features; with a callable as preprocessing, nothing is stored."""
-    if not isinstance(encoder.preprocess, Preprocess):
-        return FeatureStore(None, encoder.torch_model.config.feature_width)
-    folder = features_folder() / model_key(encoder)
-    make_room(folder)
+    folder = None
+    if isinstance(encoder.preprocess, Preprocess):
+        folder = cache_folder() / "features" / model_key(encoder)
+        make_room(folder)
     return FeatureStore(folder, encoder.torch_model.config.feature_width)
 
 
@@ -169,17 +156,17 @@ def image_key(image: RawImage) -> bytes:
     return digest.digest()[:KEY_BYTES]
 
 
-def remove(path: Path) -> None:
-    """Remove a file, unless that is not allowed or another process was faster."""
-    with suppress(OSError):
-        path.unlink()
-
-
 def make_room(keep: Path) -> None:
     """Delete the least recently used directories until the others fit the limit; `keep` stays."""
-    limit = limit_bytes()
+    text = os.environ.get(LIMIT, "8")
+    try:
+        limit = float(text) * 2**30
+    except ValueError:
+        limit = -1.0
+    if not limit >= 0:
+        raise ConfigError(f"{LIMIT}={text!r} is not a number of gigabytes")
     used: dict[Path, tuple[float, int]] = {}
-    for path in features_folder().glob("*/"):
+    for path in keep.parent.glob("*/"):
         with suppress(OSError):  # another process removes it at the same time
             used[path] = path.stat().st_mtime, sum(file.stat().st_size for file in path.iterdir())
     total = sum(size for _, size in used.values())
@@ -189,45 +176,21 @@ def make_room(keep: Path) -> None:
             total -= size
 
 
-def limit_bytes() -> float:
-    text = os.environ.get(LIMIT, "8")
-    try:
-        gigabytes = float(text)
-    except ValueError:
-        gigabytes = -1.0
-    if not gigabytes >= 0:
-        raise ConfigError(f"{LIMIT}={text!r} is not a number of gigabytes")
-    return gigabytes * GIGABYTE
-
-
-# n readable images, F features
-
-HOLD_OUT = 0.2
-"""Fraction of each class that is held out if a split is missing, chosen with seed 0."""
-
-Labels = NDArray[np.int64]
-Examples = tuple[NDArray[Any], Labels]
-"""Features (n, F) and labels (n,)."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FeatureSet:
     """The features of the readable images of a split."""
 
-    values: Features
-    """(n, F)"""
-    labels: NDArray[np.int64]
-    """(n,)"""
+    values: Features  # (n, F)
+    labels: NDArray[np.int64]  # (n,)
     classes: tuple[str, ...]
     unreadable: list[Unreadable]
-    computed: int
-    """Number of features that were not in the store."""
+    computed: int  # number of features that were not in the store
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
-    def examples(self) -> tuple[Features, NDArray[np.int64]]:
+    def examples(self) -> Examples:
         return self.values, self.labels
 
 
@@ -249,23 +212,21 @@ def compute_features(
     unreadable: dict[int, str] = {}
     keys: dict[int, bytes] = {}
 
-    def unknown() -> Iterator[list[tuple[int, RawImage | ImageError]]]:
-        images = track(read_images(source, np.arange(len(source))), len(source))
-        for batch in batched(images, batch_size):
-            missing: list[tuple[int, RawImage | ImageError]] = []
-            for index, image in batch:
-                if not isinstance(image, ImageError):
-                    keys[index] = image_key(image)
-                    stored = store.find(keys[index])
-                    if stored is not None:
-                        values[index] = stored
-                        continue
-                missing.append((index, image))
-            yield missing
+    def missing(batch: list[tuple[int, RawImage | ImageError]]) -> Iterator[tuple[int, RawImage | ImageError]]:
+        for index, image in batch:
+            if not isinstance(image, ImageError):
+                keys[index] = image_key(image)
+                stored = store.find(keys[index])
+                if stored is not None:
+                    values[index] = stored
+                    continue
+            yield index, image
 
+    images = track(read_images(source, np.arange(len(source))), len(source))
+    batches = (list(missing(batch)) for batch in batched(images, batch_size))
     computed = 0
     try:
-        for batch in encoder.run(encoder.features, encoder.load(unknown(), ahead=2 * batch_size)):
+        for batch in encoder.run(encoder.features, encoder.load(batches, ahead=2 * batch_size)):
             unreadable |= {index: error.reason for index, error in batch.unreadable}
             for index, row in zip(batch.readable, batch.values.numpy()):
                 if not np.isfinite(row).all():
@@ -276,99 +237,13 @@ def compute_features(
             computed += len(batch.readable)
     finally:
         store.flush()
-    readable = np.array([index for index in range(len(source)) if index not in unreadable], np.int64)
     listed = [Unreadable(source.key(index), why) for index, why in unreadable.items()]
     check_readable(source.name, listed, len(source))
+    readable = np.setdiff1d(np.arange(len(source)), list(unreadable))
     return FeatureSet(
-        values=values if len(readable) == len(values) else values[readable],
+        values=values[readable] if unreadable else values,
         labels=np.asarray(source.labels())[readable].astype(np.int64),
         classes=source.classes,
         unreadable=listed,
         computed=computed,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeSources:
-    """The images to train on, to choose settings by and to test on."""
-
-    train: Source
-    dev: Source | None
-    """None if a part of `train` is used instead."""
-    test: Source
-    test_is: str
-    """Description of the test images."""
-
-    @property
-    def all(self) -> list[Source]:
-        return [self.train, self.test, *([] if self.dev is None else [self.dev])]
-
-
-def probe_sources(data: Dataset) -> ProbeSources:
-    """Test on the split `test`, else on `val`, else on a part of each class held out from `train`."""
-    splits = data.splits
-    if "test" in splits and "train" in splits:
-        return ProbeSources(train=data.train, dev=splits.get("val"), test=splits["test"], test_is="the split 'test'")
-    if "val" in splits and "train" in splits:
-        return ProbeSources(train=data.train, dev=None, test=splits["val"], test_is="the split 'val'")
-    everything = data.train if "train" in splits else next(iter(splits.values()))
-    train, test = hold_out(everything, HOLD_OUT, seed=0)
-    return ProbeSources(train=train, dev=None, test=test, test_is=f"{HOLD_OUT:.0%} of each class, held out")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeFeatures:
-    """The features of `ProbeSources`."""
-
-    train: FeatureSet
-    dev: FeatureSet | None
-    test: FeatureSet
-
-    @property
-    def classes(self) -> int:
-        return len(self.train.classes)
-
-    @property
-    def sets(self) -> list[FeatureSet]:
-        return [self.train, self.test, *([] if self.dev is None else [self.dev])]
-
-    @property
-    def everything(self) -> Examples:
-        """The examples to train on once the settings are chosen."""
-        if self.dev is None:
-            return self.train.examples
-        both = (self.train, self.dev)
-        return np.concatenate([part.values for part in both]), np.concatenate([part.labels for part in both])
-
-    def selection(self) -> tuple[Examples, Examples]:
-        """The examples to train on and to choose settings by."""
-        if self.dev is not None:
-            return self.train.examples, self.dev.examples
-        return hold_out_examples(self.train)
-
-    def accuracy(self, predictions: Labels) -> tuple[float, float]:
-        """Top-1 and mean per-class accuracy on the test images, in percent."""
-        right, truth = predictions == self.test.labels, self.test.labels
-        counts = np.bincount(truth, minlength=self.classes)
-        shares = np.bincount(truth, right, minlength=self.classes)[counts > 0] / counts[counts > 0]
-        return 100.0 * float(right.mean()), 100.0 * float(shares.mean())
-
-
-def hold_out_examples(features: FeatureSet) -> tuple[Examples, Examples]:
-    """The examples to train on, and HOLD_OUT of each class to choose settings by."""
-    values, labels = features.examples
-    held_out = held_out_indices(labels, classes=len(features.classes))
-    rest = np.setdiff1d(np.arange(len(labels)), held_out)
-    return (values[rest], labels[rest]), (values[held_out], labels[held_out])
-
-
-def held_out_indices(labels: Labels, *, classes: int) -> Labels:
-    """HOLD_OUT of each class, at least one and never all. Raises DataError if no class has two images."""
-    shuffled: Sequence[Labels] = shuffle_classes(labels, classes=classes, seed=0)
-    chosen = [of[: min(max(1, round(HOLD_OUT * len(of))), len(of) - 1)] for of in shuffled if len(of)]
-    indices = np.sort(np.concatenate(chosen))
-    if not len(indices):
-        raise DataError(
-            "no class has two images, so no setting can be chosen", hint=f"use {argument('only', 'fewshot')}"
-        )
-    return indices

@@ -18,21 +18,20 @@ from typing import TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vitruvian.config import ScoreFunction
 from vitruvian.data.loader import Batch
 from vitruvian.errors import DataError, NotFiniteError, VitruvianError
+from vitruvian.model.cores import eval_mode
 from vitruvian.settings import check_range
 
 # B examples, K classes
 
-MAX_CONFUSION_CLASSES = 2000
-"""The confusion matrix of more classes is not kept: it would take more than 32 MB."""
-
-SHOWN_MISTAKES = 24
-"""Number of most confident mistakes that a report shows."""
-
+MAX_CONFUSION_CLASSES = 2000  # the confusion matrix of more classes is not kept: it would take more than 32 MB
+SHOWN_MISTAKES = 24  # number of most confident mistakes that a report shows
 MEASURE_NAMES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "mean_per_class": "mean per class"}
 """Names of the accuracies of `Measures.scalars` in reports."""
 
@@ -40,16 +39,14 @@ Counts = NDArray[np.int64]
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Mistake:
     """A wrong prediction."""
 
-    index: int
-    """Index of the example in its source."""
+    index: int  # index of the example in its source
     label: int
     prediction: int
-    probability: float
-    """Probability of the prediction."""
+    probability: float  # probability of the prediction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -57,25 +54,24 @@ class Measures:
     """Metrics over a set of examples; accuracies in percent."""
 
     count: int
-    loss: float
-    """Mean cross-entropy, whatever the training loss."""
+    loss: float  # mean cross-entropy without label smoothing; with sigmoids, binary and summed over the classes
     top1: float
-    top5: float
-    """The label is among the five best predictions, or among all if there are fewer classes."""
-    class_counts: Counts
-    """(K,) examples of each class."""
-    class_correct: Counts
-    """(K,) correctly classified examples of each class."""
-    confusion: Counts | None
-    """(K, K) examples by label (row) and prediction (column); None beyond MAX_CONFUSION_CLASSES."""
-    mistakes: tuple[Mistake, ...] = ()
-    """The most confident ones, the worst first, as many as were asked for."""
+    top5: float  # the label is among the five best predictions, or among all if there are fewer classes
+    class_counts: Counts  # (K,) examples of each class
+    class_correct: Counts  # (K,) correctly classified examples of each class
+    confusion: Counts | None  # (K, K) by label (row) and prediction (column); None beyond MAX_CONFUSION_CLASSES
+    mistakes: tuple[Mistake, ...] = ()  # the most confident ones, the worst first, as many as were asked for
+    score_function: ScoreFunction = "softmax"
 
     @property
     def class_accuracy(self) -> NDArray[np.float64]:
         """(K,) accuracy within each class; NaN where it has no example."""
         present = np.where(self.class_counts > 0, self.class_counts, np.nan)
         return np.asarray(100.0 * self.class_correct / present)
+
+    @property
+    def loss_name(self) -> str:
+        return "cross-entropy" if self.score_function == "softmax" else "binary cross-entropy"
 
     @property
     def is_top5_meaningful(self) -> bool:
@@ -86,88 +82,89 @@ class Measures:
     def mean_per_class(self) -> float:
         return float(self.class_accuracy[self.class_counts > 0].mean())
 
+    @property
+    def intervals(self) -> dict[str, Interval]:
+        """The confidence interval of each accuracy."""
+        return {name: wilson(getattr(self, name) / 100 * self.count, self.count) for name in ("top1", "top5")} | {
+            "mean_per_class": class_mean_interval(self.class_correct, self.class_counts)
+        }
+
+    @property
+    def class_scores(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """(K,) precision and F1 of each class in percent; NaN without images, and if there is no confusion matrix."""
+        nan = np.full(len(self.class_counts), np.nan)
+        if self.confusion is None:
+            return nan, nan
+        predicted = self.confusion.sum(axis=0)
+        both = self.class_counts + predicted
+        precision = np.divide(100.0 * self.class_correct, predicted, out=nan.copy(), where=predicted > 0)
+        f1 = np.divide(200.0 * self.class_correct, both, out=nan, where=self.class_counts > 0)
+        return precision, f1
+
     def scalars(self) -> dict[str, float]:
         """The single numbers, as a record of metrics holds them."""
-        return {
-            "count": self.count,
-            "loss": self.loss,
-            "top1": self.top1,
-            "top5": self.top5,
-            "mean_per_class": self.mean_per_class,
-        }
+        return {name: getattr(self, name) for name in ("count", "loss", "top1", "top5", "mean_per_class")}
 
 
 class Tally:
     """Accumulates metrics over batches and processes, in memory that does not grow with the examples."""
 
-    def __init__(self, classes: int, *, mistakes: int = 0) -> None:
+    def __init__(self, classes: int, *, mistakes: int = 0, score_function: ScoreFunction = "softmax") -> None:
         """Accumulate over `classes` classes and keep the `mistakes` most confident mistakes."""
         check_range("classes", classes, 2)
         check_range("mistakes", mistakes, 0)
         self.classes = classes
-        self.most_mistakes = mistakes
+        self.most_mistakes, self.score_function = mistakes, score_function
         squared = classes**2 if classes <= MAX_CONFUSION_CLASSES else 0
         self.sums = torch.zeros(2 + 2 * classes + squared, dtype=torch.float64)
         """Loss, top-5 hits, images and hits per class, confusion matrix: everything that is summed over processes."""
         self._parts = np.split(self.sums.numpy(), np.cumsum([1, 1, classes, classes]))
-        self._worst: list[tuple[float, int, Mistake]] = []
+        self.mistakes: list[Mistake] = []  # the most confident ones, the worst first
 
     def add(self, logits: Tensor, labels: Tensor, indices: Tensor) -> None:
         """Add logits (B, K) of the examples with these indices; equal logits rank in the order of classes."""
         scores, truth = logits.detach().cpu().double(), labels.cpu()
-        self._check(scores, truth, indices)
-        log_probabilities = scores.log_softmax(dim=-1)
+        if scores.shape != (len(truth), self.classes):
+            raise VitruvianError(
+                f"the model returned logits {tuple(scores.shape)} for {len(truth)} examples of {self.classes} classes"
+            )
+        if len(truth) and not 0 <= int(truth.min()) <= int(truth.max()) < self.classes:
+            raise DataError(f"labels from {truth.min()} to {truth.max()}, expected 0 to {self.classes - 1}")
+        broken = scores.isnan().any(dim=1) | (scores == torch.inf).any(dim=1)
+        if broken.any():
+            index = int(indices[int(broken.nonzero()[0])])
+            raise NotFiniteError(f"the model's outputs for example {index} are NaN or infinite")
+        if self.score_function == "softmax":
+            log_probabilities = scores.log_softmax(dim=-1)
+            total = log_probabilities.gather(1, truth[:, None]).sum()
+        else:  # ln sigmoid(x) for the label and ln sigmoid(-x) for all others; they differ by x
+            log_probabilities = F.logsigmoid(scores)
+            total = scores.gather(1, truth[:, None]).sum() + F.logsigmoid(-scores).sum()
         rank = ranks(scores, truth)
         predictions = scores.numpy().argmax(axis=1)  # the first of equal maxima; PyTorch returns any of them
         loss, top5, counts, correct, confusion = self._parts
-        loss -= log_probabilities.gather(1, truth[:, None]).sum().item()
+        loss -= total.item()
         top5 += (rank < 5).sum().item()
         np.add.at(counts, truth.numpy(), 1)
         np.add.at(correct, truth.numpy()[predictions == truth.numpy()], 1)
         if len(confusion):
             np.add.at(confusion, truth.numpy() * self.classes + predictions, 1)
-        for row in np.flatnonzero(predictions != truth.numpy()).tolist():
-            probability = log_probabilities[row, predictions[row]].exp().item()
-            self._remember(
-                Mistake(
-                    index=int(indices[row]),
-                    label=int(truth[row]),
-                    prediction=int(predictions[row]),
-                    probability=probability,
-                )
-            )
+        wrong = np.flatnonzero(predictions != truth.numpy()).tolist()
+        self._remember(
+            Mistake(int(indices[row]), int(truth[row]), guess, log_probabilities[row, guess].exp().item())
+            for row, guess in zip(wrong, predictions[wrong].tolist())
+        )
 
-    def _check(self, logits: Tensor, truth: Tensor, indices: Tensor) -> None:
-        if logits.shape != (len(truth), self.classes):
-            raise VitruvianError(
-                f"the model returned logits {tuple(logits.shape)} for {len(truth)} examples of {self.classes} classes"
-            )
-        if len(truth) and not 0 <= int(truth.min()) <= int(truth.max()) < self.classes:
-            raise DataError(f"labels from {truth.min()} to {truth.max()}, expected 0 to {self.classes - 1}")
-        broken = logits.isnan().any(dim=1) | (logits == torch.inf).any(dim=1)
-        if broken.any():
-            index = int(indices[int(broken.nonzero()[0])])
-            raise NotFiniteError(f"the model's outputs for example {index} are NaN or infinite")
-
-    def _remember(self, mistake: Mistake) -> None:
-        entry = (mistake.probability, -mistake.index, mistake)
-        if len(self._worst) < self.most_mistakes:
-            heapq.heappush(self._worst, entry)
-        elif self._worst and entry[:2] > self._worst[0][:2]:
-            heapq.heapreplace(self._worst, entry)
+    def _remember(self, mistakes: Iterable[Mistake]) -> None:
+        candidates = [*self.mistakes, *mistakes]
+        self.mistakes = heapq.nlargest(self.most_mistakes, candidates, key=lambda m: (m.probability, -m.index))
 
     def add_up(self, device: torch.device | str = "cpu") -> None:
         """All-reduce over the processes of `torch.distributed`."""
         sums, mistakes = from_all_ranks(self.sums, self.mistakes, device)
         self.sums.copy_(sums)
-        self._worst.clear()
-        for mistake in mistakes:
-            self._remember(mistake)
-
-    @property
-    def mistakes(self) -> list[Mistake]:
-        """The most confident mistakes, in order of confidence."""
-        return [mistake for *_, mistake in sorted(self._worst, key=lambda entry: entry[:2], reverse=True)]
+        self.mistakes = []
+        self._remember(mistakes)
 
     def measures(self) -> Measures:
         """The metrics of all examples so far. Raises DataError if there are none."""
@@ -185,6 +182,7 @@ class Tally:
             class_correct=correct.astype(np.int64),
             confusion=square,
             mistakes=tuple(self.mistakes),
+            score_function=self.score_function,
         )
 
 
@@ -212,6 +210,7 @@ def measure(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     mistakes: int = 0,
+    score_function: ScoreFunction = "softmax",
     all_ranks: bool = False,
 ) -> Measures:
     """Evaluate a model in eval mode on all examples of the batches.
@@ -219,14 +218,13 @@ def measure(
     Args:
         model: Called with normalized pixels; returns logits (B, K).
         batches: Batches of a `Loader`.
-        classes: Number of classes.
-        device: Where the model is.
         dtype: Compute under autocast to this type.
         mistakes: Number of the most confident mistakes to keep.
+        score_function: How logits become probabilities; decides the loss.
         all_ranks: Every process of `torch.distributed` passes its own batches, equally many, and gets the metrics over
             all of them.
     """
-    tally = Tally(classes, mistakes=mistakes)
+    tally = Tally(classes, mistakes=mistakes, score_function=score_function)
 
     def count(batch: Batch) -> tuple[Tensor, ...]:
         pixels = batch.pixels.to(device, non_blocking=True)
@@ -248,36 +246,27 @@ def count_all(
     `count` calls the model and returns its arguments for a single image. With `all_ranks`, a process whose part of a
     batch is empty calls the model with those again: a sharded model needs all processes in every forward pass.
     """
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():  # inference_mode would make tensors that sharded models cannot use again in training
-            single_image: tuple[Tensor, ...] | None = None
-            for batch in batches:
-                if len(batch):
-                    single_image = count(batch)
-                elif all_ranks:
-                    if single_image is None:
-                        raise DataError("fewer evaluation examples than processes")
-                    model(*single_image)
-    finally:
-        model.train(training)
+    with eval_mode(model), torch.no_grad():  # inference_mode would make tensors that sharded models cannot train with
+        single_image: tuple[Tensor, ...] | None = None
+        for batch in batches:
+            if len(batch):
+                single_image = count(batch)
+            elif all_ranks:
+                if single_image is None:
+                    raise DataError("fewer evaluation examples than processes")
+                model(*single_image)
 
 
 def autocast(device: torch.device | str, dtype: torch.dtype | None) -> AbstractContextManager[object]:
     return nullcontext() if dtype is None else torch.autocast(torch.device(device).type, dtype)
 
 
-LEVEL = 95.0
-"""Confidence level in percent."""
-Z = 1.959963984540054
-"""Standard errors on either side of the mean that contain LEVEL percent of a normal distribution."""
+LEVEL = 95.0  # confidence level in percent
+Z = 1.959963984540054  # standard errors on either side of the mean that contain LEVEL percent of a normal distribution
 RESAMPLES = 1000
 
-Interval = tuple[float, float]
-"""Lower and upper end, in percent."""
-Statistic = Callable[[NDArray[np.float64]], float]
-"""Computes a number from how often each image was drawn (n,)."""
+Interval = tuple[float, float]  # lower and upper end, in percent
+Statistic = Callable[[NDArray[np.float64]], float]  # computes a number from how often each image was drawn (n,)
 
 
 def wilson(right: float, count: float) -> Interval:
@@ -295,12 +284,14 @@ def accuracy_interval(right: NDArray[np.bool_]) -> Interval:
 
 
 def class_mean_interval(right: NDArray[np.int64], counts: NDArray[np.int64]) -> Interval:
-    """Interval of the mean per-class accuracy, from correct predictions (K,) and images (K,)."""
-    filled = [(float(r), float(n)) for r, n in zip(right.tolist(), counts.tolist()) if n]
-    accuracies = np.array([100.0 * r / n for r, n in filled])
-    ends = np.array([wilson(r, n) for r, n in filled])
-    down, up = (np.sqrt(np.square(ends[:, side] - accuracies).sum()) / len(accuracies) for side in (0, 1))
-    return float(accuracies.mean() - down), float(accuracies.mean() + up)
+    """Interval of the mean per-class accuracy, from correct predictions (K,) and images (K,).
+
+    Wilson's, for the number of images K^2 / sum(1 / n_k) that would have this variance in a simple mean. With equally
+    many images per class, it is the interval of the accuracy.
+    """
+    right, counts = right[counts > 0], counts[counts > 0]
+    effective = len(counts) ** 2 / float((1.0 / counts).sum())
+    return wilson(float((right / counts).mean()) * effective, effective)
 
 
 def bootstrap(statistic: Statistic, count: int, *, seed: int, resamples: int = RESAMPLES) -> Interval:

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from vitruvian.config import DEFAULT_BATCH_SIZE, Preprocess
 from vitruvian.data.formats import open_dataset
+from vitruvian.data.sources import Dataset, Source, hold_out
 from vitruvian.data.transform import Transform
 from vitruvian.errors import ConfigError, UnknownNameError
-from vitruvian.evaluation.features import FeatureSet, Labels, ProbeFeatures, compute_features, open_store, probe_sources
-from vitruvian.evaluation.probe_classifiers import (
-    SEEDS,
-    choose_l2,
-    choose_neighbors,
-    fewshot_predictions,
-    fit_linear,
-    neighbor_predictions,
-    possible_shots,
-)
+from vitruvian.evaluation import probe_classifiers as classifiers
+from vitruvian.evaluation.features import FeatureSet, compute_features, open_store
+from vitruvian.evaluation.probe_classifiers import HOLD_OUT, Examples, Labels, hold_out_examples
 from vitruvian.inference import Encoder
 from vitruvian.model.build import Model
 from vitruvian.progress import Track, no_tracking
-from vitruvian.settings import check_range
+from vitruvian.settings import Record, check_range
 from vitruvian.text import plural
 
 
@@ -37,21 +30,16 @@ class ProbeResult:
 
     probe: str
     setting: str
-    top1: float
-    """Mean over the runs."""
-    mean_per_class: float
-    """Mean per-class accuracy, averaged over the runs."""
-    runs: tuple[float, ...]
-    """Top-1 of each seed; one value if nothing is random."""
-    deviation: float
-    """Standard deviation of the runs (population); 0 for one run."""
-    tried: dict[str, float] = field(default_factory=dict)
-    """Accuracy of each setting on the images that the setting was chosen by."""
+    top1: float  # mean over the runs
+    mean_per_class: float  # mean per-class accuracy, averaged over the runs
+    runs: tuple[float, ...]  # top-1 of each seed; one value if nothing is random
+    deviation: float  # standard deviation of the runs (population); 0 for one run
+    tried: dict[str, float] = field(default_factory=dict)  # accuracy of each setting on the images it was chosen by
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeReport:
+class ProbeReport(Record):
     """The result of `probe`."""
 
     data: str
@@ -59,18 +47,12 @@ class ProbeReport:
     classes: int
     train_images: int
     test_images: int
-    test_is: str
-    """Description of the test images."""
+    test_is: str  # description of the test images
     results: tuple[ProbeResult, ...]
-    unreadable: dict[str, str]
-    """Reasons by key."""
+    unreadable: dict[str, str]  # reasons by key
     notes: tuple[str, ...]
-    computed: int
-    """Number of features that were not in the store."""
+    computed: int  # number of features that were not in the store
     feature_seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,51 +72,91 @@ class ProbeSettings:
         check_range("neighbors", 1 if self.neighbors is None else self.neighbors, 1)
 
 
-def probe_result(task: ProbeFeatures, probe: str, setting: str, runs: Sequence[Labels]) -> ProbeResult:
-    top1, per_class = zip(*map(task.accuracy, runs))
-    return ProbeResult(
-        probe=probe,
-        setting=setting,
-        top1=float(np.mean(top1)),
-        mean_per_class=float(np.mean(per_class)),
-        runs=top1,
-        deviation=float(np.std(top1)),
-    )
+def probe_sources(data: Dataset) -> tuple[list[Source], str]:
+    """The images to train on, to test on and, unless a part of the first is used, to choose settings by.
+
+    Returns:
+        Two or three sources, and a description of the test images: the split `test`, else `val`, else a part of each
+        class held out from `train`.
+    """
+    splits = data.splits
+    if "test" in splits and "train" in splits:
+        return [data.train, splits["test"], *([splits["val"]] if "val" in splits else [])], "the split 'test'"
+    if "val" in splits and "train" in splits:
+        return [data.train, splits["val"]], "the split 'val'"
+    everything = data.train if "train" in splits else next(iter(splits.values()))
+    return list(hold_out(everything, HOLD_OUT, seed=0)), f"{HOLD_OUT:.0%} of each class, held out"
 
 
-def fewshot(task: ProbeFeatures, settings: ProbeSettings) -> Iterator[ProbeResult]:
-    shots, _ = possible_shots(task.train.labels, task.train.classes, settings.shots)
-    for count in shots:
+@dataclass(frozen=True, kw_only=True)
+class ProbeTask:
+    """What a probe is given: features, and the settings that depend on the data."""
+
+    train: Examples
+    dev: Examples | None  # None if a part of `train` is used instead
+    test: Examples
+    classes: int
+    shots: list[int]
+    neighbors: int | None
+
+    @property
+    def everything(self) -> Examples:
+        """The examples to train on once the settings are chosen."""
+        if self.dev is None:
+            return self.train
+        return np.concatenate([self.train[0], self.dev[0]]), np.concatenate([self.train[1], self.dev[1]])
+
+    def result(
+        self, probe: str, setting: str, runs: Sequence[Labels], tried: dict[str, float] | None = None
+    ) -> ProbeResult:
+        """The accuracy of the predictions of each run for the test images."""
+        truth = self.test[1]
+        counts = np.bincount(truth, minlength=self.classes)
+        top1, per_class = [], []
+        for predictions in runs:
+            right = predictions == truth
+            shares = np.bincount(truth, right, minlength=self.classes)[counts > 0] / counts[counts > 0]
+            top1.append(100.0 * float(right.mean()))
+            per_class.append(100.0 * float(shares.mean()))
+        return ProbeResult(
+            probe=probe,
+            setting=setting,
+            top1=float(np.mean(top1)),
+            mean_per_class=float(np.mean(per_class)),
+            runs=tuple(top1),
+            deviation=float(np.std(top1)),
+            tried=tried or {},
+        )
+
+
+def fewshot(task: ProbeTask) -> Iterator[ProbeResult]:
+    for count in task.shots:
         runs = [
-            fewshot_predictions(task.train.examples, task.test.values, classes=task.classes, shots=count, seed=seed)
-            for seed in SEEDS
+            classifiers.fewshot_predictions(task.train, task.test[0], classes=task.classes, shots=count, seed=seed)
+            for seed in classifiers.SEEDS
         ]
-        yield probe_result(task, "few-shot", f"{count}-shot", runs)
+        yield task.result("few-shot", f"{count}-shot", runs)
 
 
-def linear(task: ProbeFeatures, settings: ProbeSettings) -> Iterator[ProbeResult]:
-    train, dev = task.selection()
-    l2, tried = choose_l2(train, dev, classes=task.classes)
-    predictions = fit_linear(*task.everything, classes=task.classes, l2=l2).predictions(task.test.values)
-    accuracies = {f"l2 {value:.2g}": accuracy for value, accuracy in tried.items()}
-    yield replace(probe_result(task, "linear", f"l2 {l2:.2g}", [predictions]), tried=accuracies)
+def linear(task: ProbeTask) -> Iterator[ProbeResult]:
+    train, dev = hold_out_examples(task.train, classes=task.classes) if task.dev is None else (task.train, task.dev)
+    l2, tried = classifiers.choose_l2(train, dev, classes=task.classes)
+    predictions = classifiers.fit_linear(*task.everything, classes=task.classes, l2=l2).predictions(task.test[0])
+    accuracies = {f"l2 {value:.2g}": top1 for value, top1 in tried.items()}
+    yield task.result("linear", f"l2 {l2:.2g}", [predictions], accuracies)
 
 
-def neighbors(task: ProbeFeatures, settings: ProbeSettings) -> Iterator[ProbeResult]:
-    known, count = task.everything, settings.neighbors
+def neighbors(task: ProbeTask) -> Iterator[ProbeResult]:
+    known, count = task.everything, task.neighbors
     tried: dict[int, float] = {}
     if count is None:
-        count, tried = choose_neighbors(known, classes=task.classes)
-    predictions = neighbor_predictions(known, task.test.values, classes=task.classes, neighbors=count)
-    accuracies = {f"{tried_count} nearest": accuracy for tried_count, accuracy in tried.items()}
-    yield replace(probe_result(task, "neighbors", f"{count} nearest", [predictions]), tried=accuracies)
+        count, tried = classifiers.choose_neighbors(known, classes=task.classes)
+    predictions = classifiers.neighbor_predictions(known, task.test[0], classes=task.classes, counts=[count])[count]
+    accuracies = {f"{tried_count} nearest": top1 for tried_count, top1 in tried.items()}
+    yield task.result("neighbors", f"{count} nearest", [predictions], accuracies)
 
 
-PROBES: dict[str, Callable[[ProbeFeatures, ProbeSettings], Iterator[ProbeResult]]] = {
-    "fewshot": fewshot,
-    "linear": linear,
-    "neighbors": neighbors,
-}
+PROBES = {"fewshot": fewshot, "linear": linear, "neighbors": neighbors}
 
 
 def probe(
@@ -167,62 +189,53 @@ def probe(
     settings = ProbeSettings(only=tuple(only), shots=None if shots is None else tuple(shots), neighbors=neighbors)
     opened = open_dataset(data)
     encoder = (model if isinstance(model, Encoder) else Encoder(model)).with_task_preprocess(data, preprocess)
-    parts = probe_sources(opened)
-    notes = list(opened.notes)
+    sources, test_is = probe_sources(opened)
     if "fewshot" in settings.only:  # before features are computed
-        labels = np.asarray(parts.train.labels(), np.int64)
-        possible_shots(labels, opened.classes, settings.shots)
+        classifiers.possible_shots(np.asarray(sources[0].labels(), np.int64), opened.classes, settings.shots)
     started = time.monotonic()
     store = open_store(encoder)
-    features = [compute_features(encoder, source, store, batch_size=batch_size, track=track) for source in parts.all]
-    feature_seconds = time.monotonic() - started
+    features = [compute_features(encoder, source, store, batch_size=batch_size, track=track) for source in sources]
+    report = probe_features(features, settings, data=opened.name, model=encoder.name, test_is=test_is, started=started)
+    notes = list(opened.notes)
     if store.damaged:
         notes.append(f"{plural(store.damaged, 'feature', 'was|were')} corrupt in the cache and computed again")
-    return probe_features(
-        features,
-        settings,
-        data=opened.name,
-        model=encoder.name,
-        test_is=parts.test_is,
-        notes=notes,
-        feature_seconds=feature_seconds,
-    )
+    return replace(report, notes=(*notes, *report.notes))
 
 
 def probe_features(
-    features: Sequence[FeatureSet],
-    settings: ProbeSettings,
-    *,
-    data: str,
-    model: str,
-    test_is: str,
-    notes: Sequence[str],
-    feature_seconds: float,
+    features: Sequence[FeatureSet], settings: ProbeSettings, *, data: str, model: str, test_is: str, started: float
 ) -> ProbeReport:
-    """Run the probes on the features of the training, test and, if there is one, dev images."""
+    """Run the probes on the features of `probe_sources`, whose computation began at `started`."""
+    feature_seconds = time.monotonic() - started
     train, test, *dev = features
-    task = ProbeFeatures(train=train, test=test, dev=dev[0] if dev else None)
-    notes = list(notes)
-    if "fewshot" in settings.only:  # now for the readable images
-        notes += filter(None, [possible_shots(task.train.labels, task.train.classes, settings.shots)[1]])
+    shots: list[int] = []
+    note = ""
+    if "fewshot" in settings.only:  # of the readable images
+        shots, note = classifiers.possible_shots(train.labels, train.classes, settings.shots)
+    task = ProbeTask(
+        train=train.examples,
+        dev=dev[0].examples if dev else None,
+        test=test.examples,
+        classes=len(train.classes),
+        shots=shots,
+        neighbors=settings.neighbors,
+    )
+    results = []
+    for run in (run for name, run in PROBES.items() if name in settings.only):
+        started = time.monotonic()
+        for result in run(task):
+            results.append(replace(result, seconds=time.monotonic() - started))
+            started = time.monotonic()
     return ProbeReport(
         data=data,
         model=model,
         classes=task.classes,
-        train_images=len(task.everything[1]),
-        test_images=len(task.test),
+        train_images=len(train) + sum(map(len, dev)),
+        test_images=len(test),
         test_is=test_is,
-        results=tuple(timed_results(task, settings)),
-        unreadable=dict(image for part in task.sets for image in part.unreadable),
-        notes=tuple(notes),
-        computed=sum(part.computed for part in task.sets),
+        results=tuple(results),
+        unreadable=dict(image for part in features for image in part.unreadable),
+        notes=(note,) if note else (),
+        computed=sum(part.computed for part in features),
         feature_seconds=feature_seconds,
     )
-
-
-def timed_results(task: ProbeFeatures, settings: ProbeSettings) -> Iterator[ProbeResult]:
-    for name in (name for name in PROBES if name in settings.only):
-        started = time.monotonic()
-        for result in PROBES[name](task, settings):
-            yield replace(result, seconds=time.monotonic() - started)
-            started = time.monotonic()

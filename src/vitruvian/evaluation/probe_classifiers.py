@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,29 +21,34 @@ SEEDS = (0, 1, 2)
 FEWSHOT_L2 = 2.0**10
 BIAS = 100.0
 SMALLEST_STD = 1e-5
+HOLD_OUT = 0.2  # fraction of each class that is held out if a split is missing, chosen with seed 0
 
-Array = NDArray[np.float64]
 Labels = NDArray[np.int64]
+Examples = tuple[NDArray[Any], Labels]  # features (n, F) and labels (n,)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LeastSquares:
-    """A linear map from features to one score per class."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LinearClassifier:
+    """A linear map from standardized features to logits, in float64."""
 
-    mean: Array
-    std: Array
-    weights: Array
-    """(F + 1, K); the last row is for the constant feature."""
+    mean: Tensor
+    std: Tensor
+    weights: Tensor  # (F + 1, K); the last row is the bias
 
-    def scores(self, features: NDArray[Any]) -> Array:
-        return with_constant((features - self.mean) / self.std) @ self.weights  # (m, K)
+    def standardize(self, features: NDArray[Any]) -> Tensor:
+        return (torch.from_numpy(np.asarray(features, np.float64)) - self.mean) / self.std
+
+    def logits(self, features: NDArray[Any]) -> Tensor:
+        return torch.addmm(self.weights[-1], self.standardize(features), self.weights[:-1])
+
+    def predictions(self, features: NDArray[Any]) -> Labels:
+        """Predicted classes (m,); the first class wins ties."""
+        starts = range(0, len(features), LINEAR_PIECE)
+        logits = (self.logits(features[start : start + LINEAR_PIECE]) for start in starts)
+        return np.concatenate([piece.numpy().argmax(axis=1) for piece in logits])
 
 
-def with_constant(features: Array) -> Array:
-    return np.concatenate([features, np.full((len(features), 1), BIAS)], axis=1)
-
-
-def fit_fewshot(features: NDArray[Any], labels: Labels, *, classes: int, l2: float = FEWSHOT_L2) -> LeastSquares:
+def fit_fewshot(features: NDArray[Any], labels: Labels, *, classes: int, l2: float = FEWSHOT_L2) -> LinearClassifier:
     """Regularized least squares in float64, as the ViT releases compute it (big_vision, `evaluators/fewshot_lsr.py`).
 
     The features are standardized with their own mean and deviation, and a constant feature of 100 stands for a bias
@@ -57,14 +62,15 @@ def fit_fewshot(features: NDArray[Any], labels: Labels, *, classes: int, l2: flo
     """
     x = np.asarray(features, np.float64)
     mean, std = x.mean(axis=0), x.std(axis=0) + SMALLEST_STD
-    x = with_constant((x - mean) / std)  # (n, F + 1)
+    x = np.concatenate([(x - mean) / std, np.full((len(x), 1), BIAS)], axis=1)  # (n, F + 1)
     y = np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)  # (n, K)
     n, width = x.shape
     if n >= width:
         weights = np.linalg.solve(x.T @ x + l2 * np.eye(width), x.T @ y)
     else:
         weights = x.T @ np.linalg.solve(x @ x.T + l2 * np.eye(n), y)
-    return LeastSquares(mean=mean, std=std, weights=np.asarray(weights, np.float64))
+    weights[-1] *= BIAS
+    return LinearClassifier(mean=torch.from_numpy(mean), std=torch.from_numpy(std), weights=torch.from_numpy(weights))
 
 
 def shuffle_classes(labels: Labels, *, classes: int, seed: int) -> list[Labels]:
@@ -73,14 +79,28 @@ def shuffle_classes(labels: Labels, *, classes: int, seed: int) -> list[Labels]:
     return [generator.permutation(np.flatnonzero(labels == index)) for index in range(classes)]
 
 
-def fewshot_predictions(
-    train: tuple[NDArray[Any], Labels], test: NDArray[Any], *, classes: int, shots: int, seed: int
-) -> Labels:
-    """Predicted classes (m,) of the test features, trained on `shots` images per class; the first class wins ties."""
+def hold_out_examples(examples: Examples, *, classes: int) -> tuple[Examples, Examples]:
+    """The examples to train on, and HOLD_OUT of each class to choose settings by: at least one and never all.
+
+    Raises:
+        DataError: No class has two images.
+    """
+    features, labels = examples
+    shuffled = shuffle_classes(labels, classes=classes, seed=0)
+    chosen = [of[: min(max(1, round(HOLD_OUT * len(of))), len(of) - 1)] for of in shuffled if len(of)]
+    held_out = np.sort(np.concatenate(chosen))
+    if not len(held_out):
+        reason = "no class has two images, so no setting can be chosen"
+        raise DataError(reason, hint=f"use {argument('only', 'fewshot')}")
+    rest = np.setdiff1d(np.arange(len(labels)), held_out)
+    return (features[rest], labels[rest]), (features[held_out], labels[held_out])
+
+
+def fewshot_predictions(train: Examples, test: NDArray[Any], *, classes: int, shots: int, seed: int) -> Labels:
+    """Predicted classes (m,) of the test features, trained on `shots` images per class."""
     features, labels = train
     chosen = np.concatenate([order[:shots] for order in shuffle_classes(labels, classes=classes, seed=seed)])
-    fitted = fit_fewshot(features[chosen], labels[chosen], classes=classes)
-    return np.asarray(fitted.scores(test).argmax(axis=1))
+    return fit_fewshot(features[chosen], labels[chosen], classes=classes).predictions(test)
 
 
 def possible_shots(labels: Labels, classes: Sequence[str], requested: Sequence[int] | None) -> tuple[list[int], str]:
@@ -107,65 +127,35 @@ def possible_shots(labels: Labels, classes: Sequence[str], requested: Sequence[i
 
 L2_GRID = tuple(10.0 ** (-step / 2) for step in range(13))
 """Regularizations of the linear probe, from 1 to 1e-6; each fit starts from the previous solution."""
-PATIENCE = 3
-"""Number of regularizations without improvement that end the search."""
-LINEAR_PIECE = 2**13
-"""Number of images converted to float64 per step."""
+PATIENCE = 3  # number of regularizations without improvement that end the search
+LINEAR_PIECE = 2**13  # number of images converted to float64 per step
 MOST_STEPS = 1000
-SMALLEST_GRADIENT = 1e-5
-"""Gradient of the mean loss at which a fit has converged: accuracies no longer change."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LinearClassifier:
-    """Multinomial logistic regression."""
-
-    mean: Tensor
-    std: Tensor
-    weights: Tensor
-    """(F + 1, K) for standardized features; the last row is the bias."""
-
-    def standardize(self, features: NDArray[Any]) -> Tensor:
-        return (torch.from_numpy(np.asarray(features, np.float64)) - self.mean) / self.std
-
-    def logits(self, features: NDArray[Any]) -> Tensor:
-        return torch.addmm(self.weights[-1], self.standardize(features), self.weights[:-1])
-
-    def predictions(self, features: NDArray[Any]) -> Labels:
-        pieces = [
-            self.logits(features[start : start + LINEAR_PIECE]) for start in range(0, len(features), LINEAR_PIECE)
-        ]
-        return np.concatenate([piece.numpy().argmax(axis=1) for piece in pieces])
+SMALLEST_GRADIENT = 1e-5  # gradient of the mean loss at which a fit has converged: accuracies no longer change
 
 
 def fit_linear(
     features: NDArray[Any], labels: Labels, *, classes: int, l2: float, start: Tensor | None = None
 ) -> LinearClassifier:
-    """Minimize mean cross-entropy + l2 / 2 |W|^2 over standardized features, without a penalty on the bias.
+    """Multinomial logistic regression: minimize mean cross-entropy + l2 / 2 |W|^2, without a penalty on the bias.
 
-    L-BFGS in float64 from `start`, or from zero, is deterministic.
+    L-BFGS in float64 from `start`, or from zero, is deterministic. Features are converted piece by piece.
     """
-    mean, std = moments(features)
-    shape = (features.shape[1] + 1, classes)
-    weights = (torch.zeros(shape, dtype=torch.float64) if start is None else start.clone()).requires_grad_(True)
-    classifier = LinearClassifier(mean=mean, std=std, weights=weights)
     starts = range(0, len(labels), LINEAR_PIECE)
+    pieces = [features[first : first + LINEAR_PIECE] for first in starts]
     truths = [torch.from_numpy(labels[first : first + LINEAR_PIECE]) for first in starts]
-    optimizer = torch.optim.LBFGS(
-        [weights],
-        max_iter=MOST_STEPS,
-        tolerance_grad=SMALLEST_GRADIENT,
-        tolerance_change=1e-10,
-        history_size=20,
-        line_search_fn="strong_wolfe",
-    )
+    mean = np.sum([piece.sum(axis=0, dtype=np.float64) for piece in pieces], axis=0) / len(labels)
+    squares = np.sum([np.square(piece - mean).sum(axis=0) for piece in pieces], axis=0)
+    std = torch.from_numpy(np.sqrt(squares / len(labels))) + SMALLEST_STD
+    weights = torch.zeros(features.shape[1] + 1, classes, dtype=torch.float64) if start is None else start.clone()
+    classifier = LinearClassifier(mean=torch.from_numpy(mean), std=std, weights=weights.requires_grad_(True))
+    stop: dict[str, Any] = {"tolerance_grad": SMALLEST_GRADIENT, "tolerance_change": 1e-10, "max_iter": MOST_STEPS}
+    optimizer = torch.optim.LBFGS([weights], history_size=20, line_search_fn="strong_wolfe", **stop)
 
     def closure() -> float:
         optimizer.zero_grad()
         total = 0.0
-        for first, truth in zip(starts, truths):
-            logits = classifier.logits(features[first : first + LINEAR_PIECE])
-            loss = torch.nn.functional.cross_entropy(logits, truth, reduction="sum") / len(labels)
+        for piece, truth in zip(pieces, truths):
+            loss = F.cross_entropy(classifier.logits(piece), truth, reduction="sum") / len(labels)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         penalty = l2 / 2 * weights[:-1].square().sum()
@@ -173,23 +163,11 @@ def fit_linear(
         return total + penalty.item()
 
     optimizer.step(closure)  # type: ignore[no-untyped-call]
-    return LinearClassifier(mean=mean, std=std, weights=weights.detach())
-
-
-def moments(features: NDArray[Any]) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation (F,) of the features, in float64."""
-    pieces = [features[first : first + LINEAR_PIECE] for first in range(0, len(features), LINEAR_PIECE)]
-    mean = np.sum([piece.sum(axis=0, dtype=np.float64) for piece in pieces], axis=0) / len(features)
-    squares = np.sum([np.square(piece - mean).sum(axis=0) for piece in pieces], axis=0)
-    return torch.from_numpy(mean), torch.from_numpy(np.sqrt(squares / len(features))) + SMALLEST_STD
+    return replace(classifier, weights=weights.detach())
 
 
 def choose_l2(
-    train: tuple[NDArray[Any], Labels],
-    dev: tuple[NDArray[Any], Labels],
-    *,
-    classes: int,
-    candidates: Sequence[float] = L2_GRID,
+    train: Examples, dev: Examples, *, classes: int, candidates: Sequence[float] = L2_GRID
 ) -> tuple[float, dict[float, float]]:
     """The regularization with the best accuracy on `dev`, the strongest of equals, and all accuracies in percent."""
     accuracies: dict[float, float] = {}
@@ -207,46 +185,46 @@ def choose_l2(
 
 
 TEMPERATURE = 0.07
-NEIGHBOR_COUNTS = (10, 20, 50, 100, 200)
-"""Numbers of neighbors to choose from."""
-MOST_QUERIES = 4096
-"""Maximum number of images to choose the number of neighbors by."""
-NEIGHBOR_PIECE = 512
-"""Number of images compared with all others per step."""
+NEIGHBOR_COUNTS = (10, 20, 50, 100, 200)  # numbers of neighbors to choose from
+MOST_QUERIES = 4096  # maximum number of images to choose the number of neighbors by
+NEIGHBOR_PIECE = 512  # number of images compared with all others per step
 
 
 def neighbor_predictions(
-    train: tuple[NDArray[Any], Labels], test: NDArray[Any], *, classes: int, neighbors: int
-) -> Labels:
-    """Predicted classes (m,) by the votes of the nearest `neighbors`, weighted by exp(cosine / 0.07) as in DINO."""
+    train: Examples, test: NDArray[Any], *, classes: int, counts: Sequence[int], own: Labels | None = None
+) -> dict[int, Labels]:
+    """Predicted classes (m,) by the votes of the nearest of `train`, weighted by exp(cosine / 0.07) as in DINO.
+
+    There are predictions for each number of neighbors, in ascending order. If the test images are among `train`, `own`
+    has their indices there: an image is not its own neighbor.
+    """
     known, labels = directions(train[0]), torch.from_numpy(train[1])
-    count = min(neighbors, len(known))
-    pieces = []
+    pieces: dict[int, list[Labels]] = {count: [] for count in counts}
     for first in range(0, len(test), NEIGHBOR_PIECE):
-        near = (directions(test[first : first + NEIGHBOR_PIECE]) @ known.T).topk(count)
-        pieces.append(votes(near.values, labels[near.indices], classes))
-    return np.concatenate([piece.numpy().argmax(axis=1) for piece in pieces])
+        similar = directions(test[first : first + NEIGHBOR_PIECE]) @ known.T
+        if own is not None:
+            similar[torch.arange(len(similar)), torch.from_numpy(own[first : first + NEIGHBOR_PIECE])] = -torch.inf
+        near = similar.topk(min(counts[-1], len(known)))
+        for count in counts:
+            weights = (near.values[:, :count].double() / TEMPERATURE).exp()
+            votes = torch.zeros(len(similar), classes, dtype=torch.float64)  # (B, K)
+            votes.scatter_add_(1, labels[near.indices[:, :count]], weights)
+            pieces[count].append(votes.numpy().argmax(axis=1))
+    return {count: np.concatenate(predictions) for count, predictions in pieces.items()}
 
 
 def choose_neighbors(
-    train: tuple[NDArray[Any], Labels], *, classes: int, seed: int = 0, candidates: Sequence[int] = NEIGHBOR_COUNTS
+    train: Examples, *, classes: int, candidates: Sequence[int] = NEIGHBOR_COUNTS
 ) -> tuple[int, dict[int, float]]:
     """The number of neighbors with the best leave-one-out accuracy, the smallest of equals, and all accuracies.
 
     At most MOST_QUERIES random images are classified by the others. Accuracies are in percent.
     """
-    known, labels = directions(train[0]), torch.from_numpy(train[1])
-    counts = sorted({min(count, len(known) - 1) for count in candidates})
-    queries = np.sort(np.random.default_rng(seed).permutation(len(known))[:MOST_QUERIES])
-    right = dict.fromkeys(counts, 0)
-    for first in range(0, len(queries), NEIGHBOR_PIECE):
-        indices = torch.from_numpy(queries[first : first + NEIGHBOR_PIECE])
-        similar = known[indices] @ known.T
-        similar[torch.arange(len(indices)), indices] = -torch.inf  # an image is not its own neighbor
-        near = similar.topk(counts[-1])
-        for count in counts:
-            predicted = votes(near.values[:, :count], labels[near.indices[:, :count]], classes).numpy().argmax(axis=1)
-            right[count] += int((predicted == train[1][indices.numpy()]).sum())
+    features, labels = train
+    counts = sorted({min(count, len(labels) - 1) for count in candidates})
+    queries = np.sort(np.random.default_rng(0).permutation(len(labels))[:MOST_QUERIES])
+    predictions = neighbor_predictions(train, features[queries], classes=classes, counts=counts, own=queries)
+    right = {count: int((found == labels[queries]).sum()) for count, found in predictions.items()}
     accuracies = {count: 100.0 * hits / len(queries) for count, hits in right.items()}
     return max(accuracies, key=lambda count: accuracies[count]), accuracies
 
@@ -254,8 +232,3 @@ def choose_neighbors(
 def directions(features: NDArray[Any]) -> Tensor:
     """Unit-length features in float32."""
     return F.normalize(torch.from_numpy(np.asarray(features, np.float32)), dim=1)
-
-
-def votes(similarities: Tensor, labels: Tensor, classes: int) -> Tensor:  # (B, k), (B, k) -> (B, K)
-    weights = (similarities.double() / TEMPERATURE).exp()
-    return torch.zeros(len(labels), classes, dtype=torch.float64).scatter_add_(1, labels, weights)

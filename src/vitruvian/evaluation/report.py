@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -13,9 +12,9 @@ from PIL import Image, ImageColor
 
 from vitruvian.data.doctor.doctor_report import thumbnail_of
 from vitruvian.data.sources import Source
-from vitruvian.evaluation.calibration import BINS, Reliability
+from vitruvian.evaluation.calibration import BINS
 from vitruvian.evaluation.evaluate import Evaluation
-from vitruvian.evaluation.metrics import LEVEL, MEASURE_NAMES, Counts, Measures
+from vitruvian.evaluation.metrics import LEVEL, MEASURE_NAMES, Counts, Interval, Measures
 from vitruvian.evaluation.probe import ProbeReport
 from vitruvian.evaluation.probe_classifiers import SEEDS
 from vitruvian.report.chart import Chart, Line
@@ -25,6 +24,7 @@ from vitruvian.report.html import embed_image, percent_bar, render, short_name, 
 NAMES = MEASURE_NAMES | {
     "real": "ReaL accuracy",
     "top1_among_all_outputs": "top-1 among all outputs",
+    "top5_among_all_outputs": "top-5 among all outputs",
     "calibration_error": "calibration error",
 }
 """Display names of the numbers that have an interval."""
@@ -34,14 +34,17 @@ def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
     """Write evaluation.json and report.html into a new folder; returns the path of the page."""
     calibration = evaluation.calibration
     tiles = measure_tiles(evaluation.measures)
+    if evaluation.space.is_mapped:
+        headline = {NAMES[f"{name}_among_all_outputs"]: f"{value:.2f} %" for name, value in evaluation.headline.items()}
+        tiles = headline | tiles
     if evaluation.real is not None:
         tiles[NAMES["real"]] = f"{evaluation.real:.2f} %"
     tiles[NAMES["calibration_error"]] = f"{calibration.now.error:.2f} %"
-    stages = {
-        "all images": calibration.now,
-        "other images, before": calibration.before,
-        "other images, after": calibration.after,
-    }
+    names = ("all images", "other images, before", "other images, after")
+    stages = zip(names, (calibration.now, calibration.before, calibration.after))
+    curves = {"this model": calibration.before or calibration.now, "with the fitted temperature": calibration.after}
+    lines = [Line("perfectly calibrated", [(0.0, 0.0), (100.0, 100.0)])]
+    lines += [Line(name, [(b.confidence, b.accuracy) for b in curve.bins]) for name, curve in curves.items() if curve]
     page = render(
         "evaluation.html",
         title=f"{short_name(evaluation.model)} on {Path(evaluation.data).name}",
@@ -55,8 +58,8 @@ def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
             (NAMES[name], value, "{:.2f} to {:.2f}".format(*evaluation.intervals[name]))
             for name, value in interval_numbers(evaluation).items()
         ],
-        reliability=reliability_chart(calibration.before or calibration.now, calibration.after),
-        calibration=[(name, s.temperature, s.error, s.loss) for name, s in stages.items() if s is not None],
+        reliability=Chart(title="Reliability: accuracy in %", lines=lines, x_label="probability in %", y_from=0.0),
+        calibration=[(name, s.temperature, s.error, s.loss) for name, s in stages if s is not None],
         no_temperature=calibration.obstacle if calibration.temperature is None else "",
         fitted_on=calibration.fitted_on,
         measures=measure_sections(evaluation.measures, evaluation.space.classes, evaluation.source),
@@ -78,22 +81,16 @@ def evaluation_summary(evaluation: Evaluation) -> str:
 def interval_numbers(evaluation: Evaluation) -> dict[str, float]:
     """The numbers that have an interval, in the order of display."""
     measures = evaluation.measures
-    numbers = {"top1": measures.top1}
+    among_all = {"top1_among_all_outputs": evaluation.among_all, "top5_among_all_outputs": evaluation.among_all_top5}
+    numbers = (among_all if evaluation.space.is_mapped else {}) | {"top1": measures.top1}
     if measures.is_top5_meaningful:
         numbers["top5"] = measures.top5
     numbers["mean_per_class"] = measures.mean_per_class
     if evaluation.real is not None:
         numbers["real"] = evaluation.real
-    if evaluation.restricted:
+    if evaluation.restricted and not evaluation.space.is_mapped:
         numbers["top1_among_all_outputs"] = evaluation.among_all
     return numbers | {"calibration_error": evaluation.calibration.now.error}
-
-
-def reliability_chart(model: Reliability, calibrated: Reliability | None) -> Chart:
-    curves = {"this model": model} | ({"with the fitted temperature": calibrated} if calibrated else {})
-    lines = [Line("perfectly calibrated", [(0.0, 0.0), (100.0, 100.0)])]
-    lines += [Line(name, [(b.confidence, b.accuracy) for b in curve.bins]) for name, curve in curves.items()]
-    return Chart(title="Reliability: accuracy in %", lines=lines, x_label="probability in %", y_from=0.0)
 
 
 def write_probe(report: ProbeReport, folder: Path) -> Path:
@@ -131,15 +128,24 @@ def measure_tiles(measures: Measures) -> dict[str, str]:
     """The single numbers by display name."""
     numbers = measures.scalars()
     names = {key: name for key, name in MEASURE_NAMES.items() if key != "top5" or measures.is_top5_meaningful}
-    return {name: f"{numbers[key]:.2f} %" for key, name in names.items()} | {
-        "cross-entropy": f"{measures.loss:.4f}",
+    tiles = {name: with_interval(numbers[key], measures.intervals[key]) for key, name in names.items()}
+    _, f1 = measures.class_scores
+    if measures.confusion is not None:
+        tiles["mean F1"] = f"{np.nanmean(f1):.2f} %"
+    return tiles | {
+        measures.loss_name: f"{measures.loss:.4f}",
         "images": f"{measures.count:,}",
     }
 
 
+def with_interval(percent: float, interval: Interval) -> str:
+    """`94.74 % (75.4 to 99.1)`."""
+    return f"{percent:.2f} % ({interval[0]:.1f} to {interval[1]:.1f})"
+
+
 def measure_sections(measures: Measures, classes: Sequence[str], source: Source | None = None) -> Markup:
     """Confusion matrix, most confident mistakes with their images from `source`, and classes, worst first."""
-    mistakes: list[dict[str, Any]] = [
+    mistakes = [
         {
             "image": thumbnail_of(source, mistake.index),
             "prediction": classes[mistake.prediction],
@@ -147,41 +153,36 @@ def measure_sections(measures: Measures, classes: Sequence[str], source: Source 
             "label": classes[mistake.label],
             "key": source.key(mistake.index),
         }
-        for mistake in (measures.mistakes if source is not None else ())
+        for mistake in measures.mistakes
         if source is not None
     ]
+    counts, correct, accuracy = measures.class_counts, measures.class_correct, measures.class_accuracy
+    scores = (accuracy, *measures.class_scores)
+    worst_first = np.lexsort((-counts, np.nan_to_num(accuracy, nan=np.inf)))  # classes without images come last
     return render(
         "measures.html",
         confusion=None if measures.confusion is None else confusion_part(measures.confusion, classes),
         matrix=len(classes) <= MAX_MATRIX_CLASSES,
         mistakes=mistakes,
-        classes=list(class_rows(measures, classes)),
+        classes=[
+            (classes[i], int(counts[i]), int(correct[i]), *(percent_bar(float(score[i])) for score in scores))
+            for i in worst_first
+        ],
     )
-
-
-def class_rows(measures: Measures, classes: Sequence[str]) -> Iterator[tuple[object, ...]]:
-    """Class, images, correct predictions and accuracy; classes without images come last."""
-    accuracy = measures.class_accuracy
-    for index in np.lexsort((-measures.class_counts, np.nan_to_num(accuracy, nan=np.inf))).tolist():
-        counts = int(measures.class_counts[index]), int(measures.class_correct[index])
-        yield classes[index], *counts, percent_bar(float(accuracy[index]))
 
 
 # K classes; rows are labels, columns predictions
 
-MAX_MATRIX_CLASSES = 30
-"""Up to this many classes, the confusion matrix is a table with a count in each cell; above, an image."""
+MAX_MATRIX_CLASSES = 30  # up to this many classes, the confusion matrix is a table of counts; above, an image
 MAX_PAIRS = 20
-MAX_IMAGE_SIDE = 512
-"""Side in pixels of the confusion matrix as an image. With more classes, a pixel shows the maximum of several cells."""
+MAX_IMAGE_SIDE = 512  # in pixels; with more classes, a pixel shows the maximum of several cells
 RIGHT, WRONG = (ImageColor.getrgb(color) for color in COLORS[:2])
 
 
 def confusion_part(confusion: Counts, classes: Sequence[str]) -> Markup:
     """The confusion matrix as a table of counts, or as an image with the most confused pairs."""
     if len(classes) <= MAX_MATRIX_CLASSES:
-        opacities = opacity(row_fractions(confusion)).tolist()
-        rows = [list(zip(counts, row)) for counts, row in zip(confusion.tolist(), opacities)]
+        rows = [list(zip(*pair)) for pair in zip(confusion.tolist(), opacity(row_fractions(confusion)).tolist())]
         return render("confusion.html", image=None, classes=list(classes), rows=rows)
     return render("confusion.html", image=confusion_image(confusion), pairs=list(confused_pairs(confusion, classes)))
 
@@ -208,21 +209,16 @@ def confused_pairs(confusion: Counts, classes: Sequence[str]) -> Iterator[tuple[
 
 
 def confusion_image(confusion: Counts) -> Markup:
-    """The confusion matrix with one pixel per cell or block of cells; transparent where there are no images."""
+    """The confusion matrix with one pixel per cell or block of cells; empty cells are transparent."""
     fractions = row_fractions(confusion)
     block = -(-len(fractions) // MAX_IMAGE_SIDE)
-    diagonal = np.diag(np.diag(fractions))
-    right, wrong = block_maximum(diagonal, block), block_maximum(fractions - diagonal, block)
+    diagonal, starts = np.diag(np.diag(fractions)), np.arange(0, len(fractions), block)
+    right, wrong = (
+        np.maximum.reduceat(np.maximum.reduceat(part, starts, axis=0), starts, axis=1)  # the maximum of each block
+        for part in (diagonal, fractions - diagonal)
+    )
     pixels = np.zeros((*right.shape, 4), np.uint8)
     pixels[..., :3] = np.where((right >= wrong)[..., None], RIGHT, WRONG)
     pixels[..., 3] = np.round(255 * opacity(np.maximum(right, wrong)))
     alt = f"confusion matrix of {len(fractions)} classes: true class downwards, predicted class across"
     return embed_image(Image.fromarray(pixels), alt, kind="map")
-
-
-def block_maximum(values: NDArray[np.float64], block: int) -> NDArray[np.float64]:
-    """The maximum of each `block` x `block` square."""
-    side = -(-len(values) // block)
-    padded = np.zeros((side * block, side * block))
-    padded[: len(values), : len(values)] = values
-    return np.asarray(padded.reshape(side, block, side, block).max(axis=(1, 3)))

@@ -19,15 +19,16 @@ layer is in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import takewhile
 
 import torch
 from torch import Tensor
 
+from vitruvian.engines.graph import ImageModel
 from vitruvian.errors import ConfigError
-from vitruvian.model.build import ImageModel, Model
+from vitruvian.model.build import Model
+from vitruvian.model.cores import eval_mode
 from vitruvian.model.encoder import Block
 from vitruvian.model.resnet import ResNet
 from vitruvian.model.token_merging import token_groups
@@ -39,6 +40,8 @@ from vitruvian.settings import Size
 
 def require_vit(model: ImageModel) -> ViT:
     """The model if it is a ViT. Raises ConfigError for models without attention."""
+    if isinstance(model, ViT) and model.config.attention == "mixer":
+        raise ConfigError("an MLP-Mixer has no attention to explain; use a Vision Transformer")
     if isinstance(model, ViT):
         return model
     if isinstance(model, ResNet):
@@ -50,22 +53,9 @@ def require_shares(model: Model, what: str) -> ViT:
     """The model if its attention weights are not negative. Raises ConfigError for differential attention."""
     vit = require_vit(model)
     if vit.config.attention == "differential":
-        raise ConfigError(
-            f"{what} is not defined for differential attention, which may be negative; use gradient attention"
-        )
+        reason = f"{what} is not defined for differential attention, which may be negative; use gradient attention"
+        raise ConfigError(reason)
     return vit
-
-
-@contextmanager
-def inference(vit: ViT) -> Iterator[None]:
-    """Eval mode without gradients; the model's mode is restored."""
-    training = vit.training
-    vit.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        vit.train(training)
 
 
 def attention_rollout(model: Model, pixels: Tensor) -> Tensor:
@@ -83,7 +73,7 @@ def attention_rollout(model: Model, pixels: Tensor) -> Tensor:
     """
     vit = require_shares(model, "attention rollout")
     rolled: Tensor | None = None
-    with inference(vit):
+    with eval_mode(vit), torch.no_grad():
         groups = iter(token_groups(vit.blocks, vit.config, vit.embed(pixels)))
         for name, value in vit.iter_intermediates(pixels, range(vit.config.depth)):
             if name.endswith("/attention"):
@@ -108,12 +98,7 @@ def roll(attention: Tensor, before: Tensor | None = None) -> Tensor:
 
 
 def attention_map(
-    model: Model,
-    pixels: Tensor,
-    *,
-    layer: int | None = None,
-    head: int | None = None,
-    patch: tuple[int, int] | None = None,
+    model: Model, pixels: Tensor, *, layer: int | None = None, head: int | None = None, patch: Size | None = None
 ) -> Tensor:
     """Attention weights of one layer.
 
@@ -132,34 +117,26 @@ def attention_map(
     """
     vit = require_vit(model)
     check_head(vit, head)
-    with inference(vit):
-        if vit.attn_pool is not None and patch is None:
-            rows = probe_rows(vit, pixels, layer)
-        else:
-            rows = token_rows(vit, pixels, -1 if layer is None else layer, patch)
-    return on_grid(vit, rows.mean(dim=1) if head is None else rows[:, head], pixels)
-
-
-def probe_rows(vit: ViT, pixels: Tensor, layer: int | None) -> Tensor:  # (B, H, N)
-    if layer is not None:
-        raise ConfigError(
-            f"layer {layer}: the head reads a pooling probe after the last layer, not a token of a layer",
-            hint="choose a query patch, or leave out the layer for the attention of the probe",
-        )
-    assert vit.attn_pool is not None
-    tokens = next(value for name, value in vit.iter_intermediates(pixels) if name == "encoded")
-    return vit.attn_pool.weights(tokens)[:, :, 0]
-
-
-def token_rows(vit: ViT, pixels: Tensor, layer: int, patch: tuple[int, int] | None) -> Tensor:  # (B, H, N)
-    grid = grid_of(vit, pixels)
+    grid = vit.grid_of(pixels)
     if patch is not None and not (0 <= patch[0] < grid[0] and 0 <= patch[1] < grid[1]):
         sides = f"rows 0 to {grid[0] - 1} and columns 0 to {grid[1] - 1}"
         raise ConfigError(f"patch {patch[0]},{patch[1]} does not exist: the grid has {sides}")
-    _, weights = next(vit.attention_maps(pixels, [layer]))
-    if patch is not None:
-        return weights[:, :, vit.config.prefix_tokens + patch[0] * grid[1] + patch[1]]
-    return torch.einsum("n,bhnm->bhm", token_shares(vit, weights.shape[-1]).to(weights), weights)
+    with eval_mode(vit), torch.no_grad():
+        if vit.attn_pool is not None and patch is None:
+            if layer is not None:
+                reason = f"layer {layer}: the head reads a pooling probe after the last layer, not a token of a layer"
+                hint = "choose a query patch, or leave out the layer for the attention of the probe"
+                raise ConfigError(reason, hint=hint)
+            tokens = next(value for name, value in vit.iter_intermediates(pixels) if name == "encoded")
+            rows = vit.attn_pool.forward_with_weights(tokens)[1][:, :, 0]  # (B, H, N)
+        else:
+            _, weights = next(vit.attention_maps(pixels, [-1 if layer is None else layer]))
+            if patch is None:
+                shares = token_shares(vit, weights.shape[-1]).to(weights)
+                rows = torch.einsum("n,bhnm->bhm", shares, weights)
+            else:
+                rows = weights[:, :, vit.config.prefix_tokens + patch[0] * grid[1] + patch[1]]
+    return on_grid(vit, rows.mean(dim=1) if head is None else rows[:, head], pixels)
 
 
 def check_head(vit: ViT, head: int | None) -> None:
@@ -170,7 +147,7 @@ def check_head(vit: ViT, head: int | None) -> None:
 def readout(vit: ViT, encoded: Tensor) -> Tensor:
     """The weight of each token in what the head reads, (B, N); rows sum to one."""
     if vit.attn_pool is not None:
-        return vit.attn_pool.weights(encoded).mean(dim=1)[:, 0]
+        return vit.attn_pool.forward_with_weights(encoded)[1].mean(dim=1)[:, 0]
     return token_shares(vit, encoded.shape[1]).to(encoded).expand(len(encoded), -1)
 
 
@@ -184,12 +161,8 @@ def token_shares(vit: ViT, tokens: int) -> Tensor:
     return shares / shares.sum()
 
 
-def grid_of(vit: ViT, pixels: Tensor) -> Size:
-    return vit.config.grid_of((pixels.shape[-2], pixels.shape[-1]))
-
-
 def on_grid(vit: ViT, row: Tensor, pixels: Tensor) -> Tensor:  # (B, N) -> (B, R, C)
-    return row[:, vit.config.prefix_tokens :].view(-1, *grid_of(vit, pixels)).float().cpu()
+    return row[:, vit.config.prefix_tokens :].view(-1, *vit.grid_of(pixels)).float().cpu()
 
 
 def gradient_attention(model: Model, pixels: Tensor, classes: Sequence[int] | Tensor | None = None) -> Tensor:
@@ -212,15 +185,20 @@ def gradient_attention(model: Model, pixels: Tensor, classes: Sequence[int] | Te
     vit = require_vit(model)
     if vit.head is None:
         raise ConfigError("this model has no head, so there is no class to explain; use rollout or attention")
-    with inference(vit):
+    with eval_mode(vit), torch.no_grad():
         steps = takewhile(lambda step: step[0] != "encoded", vit.iter_intermediates(pixels))
         inputs = [value for _, value in steps]  # inputs of the blocks and output of the last one, (B, N, D)
         with torch.enable_grad():
             row, gradient = head_gradient(vit, inputs.pop(), classes)
             groups = token_groups(vit.blocks, vit.config, inputs[0])
-            for block, means in zip(reversed(vit.blocks), reversed(groups)):
+            for block, means in zip(reversed(vit.blocks), reversed(groups)):  # `means` (B, N, N) average merged tokens
                 assert isinstance(block, Block)
-                row, gradient = through_block(block, inputs.pop(), vit.grid_of(pixels), (row, gradient), means)
+                x = inputs.pop().detach().requires_grad_()
+                merge = None if means is None else means.matmul
+                y, weights = block.forward_with_weights(x, vit.grid_of(pixels), merge)
+                gradient, slope = torch.autograd.grad(y, [x, weights], gradient)
+                row = row if means is None else (row[:, None] @ means)[:, 0]
+                row = row + (row[:, None] @ positive_attention(weights, slope))[:, 0]
     return on_grid(vit, row, pixels)
 
 
@@ -255,18 +233,6 @@ def chosen_logits(vit: ViT, logits: Tensor, classes: Sequence[int] | Tensor | No
     if chosen.min() < 0 or chosen.max() >= K:
         raise ConfigError(f"classes {chosen.tolist()}: the model has classes 0 to {K - 1}")
     return logits.gather(1, chosen[:, None].long())[:, 0]
-
-
-def through_block(
-    block: Block, x: Tensor, grid: Size, after: tuple[Tensor, Tensor], means: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Propagate the row and the gradient from behind a block to before it; `means` (B, N, N) averages merged tokens."""
-    x = x.detach().requires_grad_()
-    row, gradient = after
-    y, weights = block.forward_with_weights(x, grid, None if means is None else means.matmul)
-    row = row if means is None else (row[:, None] @ means)[:, 0]
-    before, slope = torch.autograd.grad(y, [x, weights], gradient)
-    return row + (row[:, None] @ positive_attention(weights, slope))[:, 0], before
 
 
 def positive_attention(weights: Tensor, slope: Tensor) -> Tensor:  # (B, H, N, N) -> (B, N, N)

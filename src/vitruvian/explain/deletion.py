@@ -23,19 +23,16 @@ from vitruvian.settings import Size
 
 STEPS = 10
 RANDOM_ORDERS = 3
-RANDOM = "random"
-"""The name of the curve of random orders."""
+RANDOM = "random"  # the name of the curve of random orders
 
-Order = NDArray[np.int64]
-"""Patch indices (row * C + column) in the order of removal."""
+Order = NDArray[np.int64]  # patch indices (row * C + column) in the order of removal
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
     """The probability of one class while patches are removed."""
 
-    removed: NDArray[np.float64]
-    """Fraction of the patches, from 0 to 1."""
+    removed: NDArray[np.float64]  # fraction of the patches, from 0 to 1
     probability: NDArray[np.float64]
 
     @property
@@ -64,31 +61,23 @@ def deletion_curves(
     if len(shapes) != 1:
         raise ConfigError(f"the maps of one image must have one shape, got {sorted(shapes)}")
     grid: Size = shapes.pop()  # type: ignore[assignment]
+    patches, rng = grid[0] * grid[1], np.random.default_rng(seed)
+    counts = np.unique(np.rint(np.linspace(0, patches, steps + 1)).astype(np.int64))  # a small grid has fewer steps
     orders = {name: [rank_patches(values)] for name, values in maps.items()}
-    rng = np.random.default_rng(seed)
-    orders[RANDOM] = [rng.permutation(grid[0] * grid[1]) for _ in range(RANDOM_ORDERS)]
-    return {
-        name: mean_curve(classifier, pixels, orders=tried, grid=grid, index=index, steps=steps)
-        for name, tried in orders.items()
-    }
+    orders[RANDOM] = [rng.permutation(patches) for _ in range(RANDOM_ORDERS)]
+    curves = {}
+    for name, tried in orders.items():
+        probabilities = []
+        for order in tried:
+            logits = classifier.logits(torch.stack([cover_patches(pixels, order[:count], grid) for count in counts]))
+            probabilities.append(probabilities_of(classifier.model, logits.double())[:, index])
+        curves[name] = Curve(counts / patches, torch.stack(probabilities).mean(dim=0).numpy())
+    return curves
 
 
 def rank_patches(values: Tensor) -> Order:
     """Patch indices from the highest value to the lowest, ties in reading order."""
     return np.argsort(-values.flatten().double().cpu().numpy(), kind="stable")
-
-
-def mean_curve(
-    classifier: Classifier, pixels: Tensor, *, orders: list[Order], grid: Size, index: int, steps: int
-) -> Curve:
-    """The mean over orders of the probability after each step."""
-    patches = grid[0] * grid[1]
-    counts = np.unique(np.rint(np.linspace(0, patches, steps + 1)).astype(np.int64))  # a small grid has fewer steps
-    curves = []
-    for order in orders:
-        logits = classifier.logits(torch.stack([cover_patches(pixels, order[:count], grid) for count in counts]))
-        curves.append(probabilities_of(classifier.model, logits.double())[:, index])
-    return Curve(counts / patches, torch.stack(curves).mean(dim=0).numpy())
 
 
 def cover_patches(pixels: Tensor, patches: Order, grid: Size) -> Tensor:

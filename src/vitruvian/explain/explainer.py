@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitruvian.config import Preprocess
 from vitruvian.data.decode import ImageInput, decode
 from vitruvian.data.preprocess import apply_preprocess
+from vitruvian.engines.graph import ImageModel
 from vitruvian.engines.runtimes import EngineName
 from vitruvian.errors import ConfigError, ImageError, UnknownNameError, nearest
 from vitruvian.explain.attention import attention_map, attention_rollout, check_head, gradient_attention, require_vit
@@ -23,7 +23,6 @@ from vitruvian.explain.deletion import Curve, deletion_curves
 from vitruvian.explain.overlay import file_name, image_with_crop, overlay, seen_box, write_arrays
 from vitruvian.files import write_text
 from vitruvian.inference import NOT_FINITE, Classifier, Encoder, Loaded, Prediction, batched, image_name, load_batches
-from vitruvian.model.build import ImageModel
 from vitruvian.model.vit import ViT
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.color import color_bar
@@ -34,10 +33,8 @@ from vitruvian.text import brief, plural, printable
 Method = Literal["gradient", "rollout", "attention"]
 METHODS: tuple[Method, ...] = get_args(Method)
 SHOWN_PREDICTIONS = 5
-MAX_IMAGES = 60
-"""Maximum number of images on the page; files are written for all."""
-PAGE_SIDE = 420
-"""Longest side in pixels of an image on the page."""
+MAX_IMAGES = 60  # maximum number of images on the page; files are written for all
+PAGE_SIDE = 420  # longest side in pixels of an image on the page
 PAGE = "explain.html"
 
 
@@ -71,15 +68,11 @@ class MapSettings:
 class Map:
     """One map of one image."""
 
-    name: str
-    """Unique among the maps of the image."""
+    name: str  # unique among the maps of the image
     title: str
-    values: NDArray[np.float32]
-    """(R, C), one number per patch."""
-    index: int | None = None
-    """The class that it explains, if any."""
-    patch: tuple[int, int] | None = None
-    """Row and column of the query patch, if any."""
+    values: NDArray[np.float32]  # (R, C), one number per patch
+    index: int | None = None  # the class that it explains, if any
+    patch: tuple[int, int] | None = None  # row and column of the query patch, if any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,14 +80,11 @@ class Explained:
     """An image with its maps, or the error that prevented them."""
 
     path: str
-    image: Image.Image | None = None
-    """The upright image at its original size."""
+    image: Image.Image | None = None  # the upright image at its original size
     predictions: tuple[Prediction, ...] = ()
-    rejected: bool = False
-    """The image is rejected: it shows none of the classes. The maps are for the nearest one."""
+    rejected: bool = False  # the image is rejected: it shows none of the classes; the maps are for the nearest one
     maps: tuple[Map, ...] = ()
-    curves: dict[str, Curve] = field(default_factory=dict)
-    """Deletion curves by the name of the map, and of random orders, if requested."""
+    curves: dict[str, Curve] = field(default_factory=dict)  # deletion curves by the name of the map, and `random`
     error: str = ""
 
 
@@ -182,56 +172,45 @@ class Explainer:
             targets = list(ranked[: self.settings.top])
             if self.target is not None:
                 targets = [prediction for prediction in ranked if prediction.index == self.target]
-        maps = self.maps(pixels, targets)
-        curves = self.curves(pixels, maps, targets[0].index) if self.settings.deletion and maps else {}
+        maps = tuple(self.maps(pixels, targets))
+        curves: dict[str, Curve] = {}
+        if self.classifier is not None and self.settings.deletion and maps:
+            index = targets[0].index
+            values = {m.name: torch.from_numpy(m.values) for m in maps if m.index in (None, index)}
+            curves = deletion_curves(self.classifier, pixels, values, index)
         return Explained(path=path, predictions=predictions, rejected=rejected, maps=maps, curves=curves)
 
-    def maps(self, pixels: Tensor, targets: list[Prediction]) -> tuple[Map, ...]:
+    def maps(self, pixels: Tensor, targets: list[Prediction]) -> Iterator[Map]:
         """The maps of one image's normalized pixels, with gradients for `targets`."""
-        batch = pixels[None].to(self.device)
-        maps = []
-        for method in self.settings.methods:
+        batch, vit, settings = pixels[None].to(self.device), self.vit, self.settings
+        for method in settings.methods:
             if method == "gradient":
-                maps += [self._gradient_map(batch, target, rank) for rank, target in enumerate(targets, 1)]
+                for rank, target in enumerate(targets, 1):
+                    yield Map(
+                        name="gradient" if rank == 1 else f"gradient-{rank}",
+                        title=f"gradient-weighted attention: {target.label} ({target.probability:.1%})",
+                        values=gradient_attention(vit, batch, [target.index])[0].numpy(),
+                        index=target.index,
+                    )
             elif method == "rollout":
-                values = attention_rollout(self.vit, batch)[0].numpy()
-                maps.append(Map(name="rollout", title="attention rollout, all layers", values=values))
+                values = attention_rollout(vit, batch)[0].numpy()
+                yield Map(name="rollout", title="attention rollout, all layers", values=values)
             else:
-                maps.append(self._attention_map(batch))
-        return tuple(maps)
-
-    def _gradient_map(self, batch: Tensor, target: Prediction, rank: int) -> Map:
-        return Map(
-            name="gradient" if rank == 1 else f"gradient-{rank}",
-            title=f"gradient-weighted attention: {target.label} ({target.probability:.1%})",
-            values=gradient_attention(self.vit, batch, [target.index])[0].numpy(),
-            index=target.index,
-        )
-
-    def _attention_map(self, batch: Tensor) -> Map:
-        settings = self.settings
-        values = attention_map(self.vit, batch, layer=settings.layer, head=settings.head, patch=settings.patch)
-        layer = f"layer {self.vit.layer(-1 if settings.layer is None else settings.layer)}"
-        if self.vit.attn_pool is not None and settings.patch is None:
-            layer = "the pooling probe"
-        heads = "mean of heads" if settings.head is None else f"head {settings.head}"
-        origin = "" if settings.patch is None else f", from patch {settings.patch[0]},{settings.patch[1]}"
-        title = f"attention of {layer}, {heads}{origin}"
-        return Map(name="attention", title=title, values=values[0].numpy(), patch=settings.patch)
-
-    def curves(self, pixels: Tensor, maps: tuple[Map, ...], index: int) -> dict[str, Curve]:
-        """The deletion curves of the maps that explain this class, or no class."""
-        assert self.classifier is not None
-        values = {m.name: torch.from_numpy(m.values) for m in maps if m.index in (None, index)}
-        return deletion_curves(self.classifier, pixels, values, index)
+                patch, head = settings.patch, settings.head
+                values = attention_map(vit, batch, layer=settings.layer, head=head, patch=patch)[0].numpy()
+                layer = f"layer {vit.layer(-1 if settings.layer is None else settings.layer)}"
+                if vit.attn_pool is not None and patch is None:
+                    layer = "the pooling probe"
+                heads = "mean of heads" if head is None else f"head {head}"
+                origin = "" if patch is None else f", from patch {patch[0]},{patch[1]}"
+                title = f"attention of {layer}, {heads}{origin}"
+                yield Map(name="attention", title=title, values=values, patch=patch)
 
 
 def describe_model(vit: ViT) -> str:
     """The model in one line."""
-    size = " x ".join(map(str, vit.config.image_size))
-    shape = (
-        f"{vit.config.depth} layers of {vit.config.num_heads} heads, patches of {vit.config.stride} pixels at {size}"
-    )
+    config, size = vit.config, " x ".join(map(str, vit.config.image_size))
+    shape = f"{config.depth} layers of {config.num_heads} heads, patches of {config.stride} pixels at {size}"
     return f"{vit.meta.origin}: {shape}" if vit.meta.origin else shape
 
 
@@ -240,8 +219,7 @@ class WrittenExplanation:
     """An explained image and its files; none if it could not be read."""
 
     explained: Explained
-    images: dict[str, Path]
-    """The overlay of each map by name, and `image`."""
+    images: dict[str, Path]  # the overlay of each map by name, and `image`
     arrays: Path | None = None
 
 
@@ -255,11 +233,20 @@ def explain_images(explainer: Explainer, images: Sequence[ImageInput], out: Path
     for position, explained in enumerate(explainer.stream(images), 1):
         unreadable += bool(explained.error)
         shown = overlays(explainer, explained)
-        start = out / f"{position:0{digits}d}-{file_name(Path(explained.path).stem)}"
-        written = write_explained(explained, shown, start=start, preprocess=explainer.vit.meta.preprocess)
         if len(contexts) < MAX_IMAGES:
             contexts.append(image_context(explained, shown))
-        yield written
+        start = out / f"{position:0{digits}d}-{file_name(Path(explained.path).stem)}"
+        written = {name: write_image(Path(f"{start}-{name}.png"), image) for name, image in shown.items()}
+        path = None
+        if explained.image is not None:
+            size = explained.image.height, explained.image.width
+            arrays: dict[str, NDArray[Any]] = {item.name: item.values for item in explained.maps}
+            arrays |= {"size": np.array(size), "seen_box": np.array(seen_box(size, explainer.vit.meta.preprocess))}
+            arrays |= {f"{item.name}_index": np.array(item.index) for item in explained.maps if item.index is not None}
+            for name, curve in explained.curves.items():
+                arrays |= {"deletion_removed": curve.removed, f"deletion_{name}": curve.probability}
+            path = write_arrays(Path(f"{start}.npz"), arrays)
+        yield WrittenExplanation(explained=explained, images=written, arrays=path)
     if unreadable < len(images):
         page = render(
             "explain.html",
@@ -282,25 +269,14 @@ def overlays(explainer: Explainer, explained: Explained) -> dict[str, Image.Imag
     return {"image": image_with_crop(image, preprocess)} | maps
 
 
-def write_explained(
-    explained: Explained, shown: dict[str, Image.Image], *, start: Path, preprocess: Preprocess
-) -> WrittenExplanation:
-    """Write the overlays and the arrays of an image to files whose paths begin with `start`."""
-    if explained.image is None:
-        return WrittenExplanation(explained=explained, images={})
-    images = {name: write_image(Path(f"{start}-{name}.png"), image) for name, image in shown.items()}
-    size = explained.image.height, explained.image.width
-    arrays: dict[str, NDArray[Any]] = {item.name: item.values for item in explained.maps}
-    arrays |= {"size": np.array(size), "seen_box": np.array(seen_box(size, preprocess))}
-    arrays |= {f"{item.name}_index": np.array(item.index) for item in explained.maps if item.index is not None}
-    for name, curve in explained.curves.items():
-        arrays |= {"deletion_removed": curve.removed, f"deletion_{name}": curve.probability}
-    return WrittenExplanation(explained=explained, images=images, arrays=write_arrays(Path(f"{start}.npz"), arrays))
-
-
 def image_context(explained: Explained, overlays: Mapping[str, Image.Image]) -> dict[str, Any]:
     """Values for the template of one image, with its overlays by the name of their map."""
     captions = {"image": "the image"} | {map.name: map.title for map in explained.maps}
+    lines = [  # the legend has the area under each curve
+        Line(f"{name} ({curve.area:.3f})", [(100 * x, y) for x, y in zip(curve.removed, curve.probability)])
+        for name, curve in explained.curves.items()
+    ]
+    title, x_label = "Deletion curve: probability", "patches removed, in %"
     return {
         "path": explained.path,
         "error": explained.error,
@@ -310,14 +286,5 @@ def image_context(explained: Explained, overlays: Mapping[str, Image.Image]) -> 
             for name, image in overlays.items()
         ],
         "predictions": [(item.label, percent_bar(100 * item.probability)) for item in explained.predictions],
-        "deletion": deletion_chart(explained.curves) if explained.curves else None,
+        "deletion": Chart(title=title, lines=lines, x_label=x_label, y_from=0.0) if lines else None,
     }
-
-
-def deletion_chart(curves: Mapping[str, Curve]) -> Chart:
-    """Probability over the removed patches; the legend has the area under each curve."""
-    lines = [
-        Line(f"{name} ({curve.area:.3f})", [(100 * x, y) for x, y in zip(curve.removed, curve.probability)])
-        for name, curve in curves.items()
-    ]
-    return Chart(title="Deletion curve: probability", lines=lines, x_label="patches removed, in %", y_from=0.0)

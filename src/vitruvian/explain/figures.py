@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitruvian.config import ViTConfig
 from vitruvian.data.decode import ImageInput
 from vitruvian.data.pixels import DigitsSource
 from vitruvian.errors import ConfigError, DataError, ImageError
-from vitruvian.explain.attention import grid_of, inference, require_shares, require_vit
+from vitruvian.explain.attention import require_shares, require_vit
 from vitruvian.explain.explainer import describe_model
 from vitruvian.explain.overlay import write_arrays
 from vitruvian.files import write_text
 from vitruvian.inference import Encoder, batched
 from vitruvian.model.build import Model
+from vitruvian.model.cores import eval_mode
+from vitruvian.model.resnet import StdConv
 from vitruvian.model.vit import ViT
 from vitruvian.progress import Track, no_tracking
 from vitruvian.report.chart import Chart, Line
@@ -34,11 +37,9 @@ from vitruvian.settings import Size
 # D filters of S x S pixels
 
 FIGURES_PAGE = "figures.html"
-DISTANCE_IMAGES = 128
-"""Number of images over which the paper averages the attention distance."""
+DISTANCE_IMAGES = 128  # number of images over which the paper averages the attention distance
 DISTANCE_BATCH = 4
-COMPONENTS = 28
-"""Number of components in the paper's figure."""
+COMPONENTS = 28  # number of components in the paper's figure
 
 NO_POSITIONS = {
     "rope": "the model's positions rotate queries and keys: patches have no position embedding",
@@ -57,9 +58,9 @@ def filter_components(model: Model, count: int = COMPONENTS) -> tuple[Tensor, Te
     Returns:
         Components (count, S, S, channels), and the fraction of variance that each explains.
     """
-    embed = require_vit(model).embed
-    filters = embed.patch.weight if embed.stem is None else embed.stem.pixel_filters()
-    kernels = filters.detach().double().cpu()  # (D, channels, S, S)
+    first = next(module for module in require_vit(model).embed.modules() if isinstance(module, nn.Conv2d))
+    weight = first.standardized() if isinstance(first, StdConv) else first.weight
+    kernels = weight.detach().double().cpu()  # (D, channels, S, S)
     flat = kernels.permute(0, 2, 3, 1).flatten(1)
     _, strengths, components = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
     variance = strengths.square()
@@ -83,10 +84,9 @@ def position_similarity(model: Model, grid: Size | None = None) -> Tensor:
         grid: Rows and columns to resize them to; by default the model's own.
     """
     vit = require_vit(model)
-    config = vit.config
-    if (kind := position_kind(config)) in NO_POSITIONS:
+    if (kind := position_kind(vit.config)) in NO_POSITIONS:
         raise ConfigError(NO_POSITIONS[kind])
-    positions = vit.embed.grid_positions(grid or config.grid)
+    positions = vit.embed.grid_positions(grid or vit.config.grid)
     assert positions is not None
     directions = torch.nn.functional.normalize(positions.detach().double().cpu(), dim=-1)
     return torch.einsum("rcd,xyd->rcxy", directions, directions).float()
@@ -105,14 +105,13 @@ def attention_distance(model: Model, batches: Iterable[Tensor]) -> Tensor:
     vit = require_shares(model, "attention distance")
     sums = torch.zeros(vit.config.depth, vit.config.num_heads, dtype=torch.float64)
     images = 0
-    with inference(vit):
+    with eval_mode(vit), torch.no_grad():
         for pixels in batches:
-            grid = grid_of(vit, pixels)
             for layer, weights in vit.attention_maps(pixels):
-                sums[layer] += distances(weights, grid, vit.config.stride).sum(dim=0).double().cpu()
+                sums[layer] += distances(weights, vit.grid_of(pixels), vit.config.stride).sum(dim=0).double().cpu()
             images += len(pixels)
     if not images:
-        raise DataError("there are no images to measure the attention distance on")
+        raise DataError("no images to measure the attention distance on")
     return sums / images
 
 
@@ -138,62 +137,42 @@ def patch_distances(grid: Size) -> Tensor:
 TILES_PER_ROW = 7
 TEXT_PIXELS = 15
 MARGIN = 12
-TILE_PIXELS = 64
-"""Minimum side of a tile."""
-GRID_PIXELS = 720
-"""Approximate side of the grid of grids."""
-MOST_GRIDS = 40
-"""Maximum number of rows or columns of grids; of more, every second (third ...) patch is drawn."""
+TILE_PIXELS = 64  # minimum side of a tile
+GRID_PIXELS = 720  # approximate side of the grid of grids
+MOST_GRIDS = 40  # maximum number of rows or columns of grids; of more, every second (third ...) patch is drawn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """A figure and its data. If it is not defined for the model, it has no image and the note says why."""
+    """A figure and its data. If it is not defined for the model, `image` is None and the note says why."""
 
-    name: str
-    """The beginning of its file names."""
+    name: str  # the beginning of its file names
     title: str
-    note: str
-    """How to read it, or why there is no image."""
+    note: str  # how to read it, or why there is no image
     image: Image.Image | None = None
     arrays: dict[str, NDArray[Any]]
-    unreadable: tuple[str, ...] = ()
-    """Errors of images that could not be read."""
-
-
-def figures(model: Model, batches: Callable[[], Iterable[Tensor]], images: str) -> Iterator[Figure]:
-    """Yield the three figures; `batches` returns normalized pixels, and `images` describes their source."""
-    vit = require_vit(model)
-    yield filters_figure(vit)
-    yield positions_figure(vit)
-    yield distance_figure(vit, batches(), images)
+    unreadable: tuple[str, ...] = ()  # errors of images that could not be read
 
 
 def filters_figure(vit: ViT) -> Figure:
     name, title = "filters", "Filters of the patch embedding"
-    channels, hybrid = vit.config.in_channels, vit.embed.stem is not None
-    if channels not in (1, 3):
-        note = f"The filters read {channels} channels, which cannot be shown as colors."
+    if vit.config.in_channels not in (1, 3):
+        note = f"The filters read {vit.config.in_channels} channels, which cannot be shown as colors."
         return Figure(name=name, title=title, note=note, arrays={})
-    components, shares = filter_components(vit)
+    components, shares = (values.numpy() for values in filter_components(vit))
     note = (
         f"The first {len(components)} principal components, most variance first; together "
         f"{float(shares.sum()):.0%} of it. Gray is zero."
     )
-    if hybrid:
+    if vit.embed.stem is not None:
         title = "Filters of the stem"
         note += (
             " The patch embedding of a hybrid reads features without colors; these are the filters of the stem's first "
             "convolution."
         )
-    values = components.numpy()
-    return Figure(
-        name=name,
-        title=title,
-        note=note,
-        image=tile_images(tint(values), TILES_PER_ROW),
-        arrays={"components": values, "variance_shares": shares.numpy()},
-    )
+    image = tile_images(tint(components), TILES_PER_ROW)
+    arrays = {"components": components, "variance_shares": shares}
+    return Figure(name=name, title=title, note=note, image=image, arrays=arrays)
 
 
 def tint(components: NDArray[np.floating]) -> NDArray[np.uint8]:
@@ -222,6 +201,7 @@ def positions_figure(vit: ViT) -> Figure:
 
 
 def distance_figure(vit: ViT, batches: Iterable[Tensor], images: str) -> Figure:
+    """One dot per head, and a line through the means of the layers."""
     count = 0
 
     def count_images() -> Iterator[Tensor]:
@@ -235,28 +215,18 @@ def distance_figure(vit: ViT, batches: Iterable[Tensor], images: str) -> Figure:
         f"A dot for each head: the distance from a query patch to the patches it attends to, weighted by attention, "
         f"averaged over {count:,} {images}. The line joins the means of the layers."
     )
-    return Figure(
-        name="attention-distance",
-        title="Mean attention distance",
-        note=note,
-        image=distance_chart(distance).image(),
-        arrays={"distance_pixels": distance, "images": np.array(count), "stride_pixels": np.array(vit.config.stride)},
-    )
-
-
-def distance_chart(distance: NDArray[np.floating]) -> Chart:
-    """A chart of distances (L, H): one dot per head, and a line through the means of the layers."""
     heads = [(float(layer), float(value)) for layer, values in enumerate(distance) for value in values]
     means = [(float(layer), float(values.mean())) for layer, values in enumerate(distance)]
-    lines = [Line("head", heads, scatter=True), Line("mean of the layer", means)]
-    title = "Mean attention distance, in pixels"
-    return Chart(title=title, lines=lines, x_label="layer", y_from=0.0, size=(620, 360))
-
-
-def draw_text(
-    pen: ImageDraw.ImageDraw, position: tuple[float, float], text: str, *, anchor: str, color: str = INK
-) -> None:
-    pen.text(position, text, fill=color, anchor=anchor, font=ImageFont.load_default(TEXT_PIXELS))
+    chart = Chart(
+        title="Mean attention distance, in pixels",
+        lines=[Line("head", heads, scatter=True), Line("mean of the layer", means)],
+        x_label="layer",
+        y_from=0.0,
+        size=(620, 360),
+    )
+    arrays = {"distance_pixels": distance, "images": np.array(count), "stride_pixels": np.array(vit.config.stride)}
+    title = "Mean attention distance"
+    return Figure(name="attention-distance", title=title, note=note, image=chart.image(), arrays=arrays)
 
 
 def tile_images(tiles: Rgb, columns: int) -> Image.Image:
@@ -288,27 +258,22 @@ def grid_of_grids(values: NDArray[np.floating], low: float, high: float) -> Imag
             cell = Image.fromarray(apply_color_map(shown[row, column], low, high))
             cell = cell.resize((inner_columns * scale, inner_rows * scale), Image.Resampling.NEAREST)
             canvas.paste(cell, (left + column * across, top + row * down))
-    pen = ImageDraw.Draw(canvas)
-    number_patches(pen, (left, top), grid=(rows, columns), step=(down, across), every=every)
-    bottom = top + rows * down + 52
-    bar = color_bar(min(240, canvas.width - 180), 14)
-    canvas.paste(bar, (left + 46, bottom))
-    draw_text(pen, (left + 40, bottom + 7), f"{low:.2f}", anchor="rm")
-    draw_text(pen, (left + 52 + bar.width, bottom + 7), f"{high:.2f}  cosine", anchor="lm")
-    return canvas
+    pen, font = ImageDraw.Draw(canvas), ImageFont.load_default(TEXT_PIXELS)
 
+    def write(x: float, y: float, text: str, anchor: str, color: str) -> None:
+        pen.text((x, y), text, fill=color, anchor=anchor, font=font)
 
-def number_patches(
-    pen: ImageDraw.ImageDraw, corner: tuple[int, int], *, grid: tuple[int, int], step: tuple[int, int], every: int
-) -> None:
-    """Draw the indices of rows and columns, as many as there is room for."""
-    (left, top), (rows, columns), (down, across) = corner, grid, step
-    for row in range(0, rows, max(1, -(-20 // down))):
-        draw_text(pen, (left - 6, top + (row + 0.5) * down), str(row * every), anchor="rm", color=SOFT)
+    for row in range(0, rows, max(1, -(-20 // down))):  # as many indices as there is room for
+        write(left - 6, top + (row + 0.5) * down, str(row * every), "rm", SOFT)
+    below = top + rows * down
     for column in range(0, columns, max(1, -(-28 // across))):
-        position = left + (column + 0.5) * across, top + rows * down + 2
-        draw_text(pen, position, str(column * every), anchor="mt", color=SOFT)
-    draw_text(pen, (left, top + rows * down + 22), "column of the patch; rows at the left", anchor="lt", color=SOFT)
+        write(left + (column + 0.5) * across, below + 2, str(column * every), "mt", SOFT)
+    write(left, below + 22, "column of the patch; rows at the left", "lt", SOFT)
+    bar = color_bar(min(240, canvas.width - 180), 14)
+    canvas.paste(bar, (left + 46, below + 52))
+    write(left + 40, below + 59, f"{low:.2f}", "rm", INK)
+    write(left + 52 + bar.width, below + 59, f"{high:.2f}  cosine", "lm", INK)
+    return canvas
 
 
 def draw_figures(
@@ -335,52 +300,35 @@ def draw_figures(
     """
     vit = require_vit(model)
     encoder = Encoder(vit, device=device)
-    source = "images" if images else "built-in digits"
-    digits = DigitsSource()
+    source, digits = "images" if images else "built-in digits", DigitsSource()
     chosen = spread(images, count) if images else [digits.read(n) for n in range(min(count, len(digits)))]
-    done: list[Figure] = []
+    contexts: list[dict[str, Any]] = []
     unreadable: list[str] = []
-    for drawn in figures(vit, lambda: pixel_batches(encoder, chosen, unreadable=unreadable, follow=follow), source):
-        figure = replace(drawn, unreadable=tuple(unreadable))
-        paths = []
+
+    def batches() -> Iterator[Tensor]:
+        """Batches of images of one shape, on the model's device."""
+        items = ((None, image) for image in follow(chosen, len(chosen)))
+        for batch in encoder.load(batched(items, DISTANCE_BATCH), ahead=2 * DISTANCE_BATCH):
+            unreadable.extend(str(image) for _, image in batch if isinstance(image, ImageError))
+            pixels = [image for _, image in batch if isinstance(image, Tensor)]
+            for _, same in groupby(pixels, key=lambda image: image.shape):
+                yield torch.stack(list(same)).to(device)
+
+    for draw in (filters_figure, positions_figure, lambda vit: distance_figure(vit, batches(), source)):
+        figure = replace(draw(vit), unreadable=tuple(unreadable))
+        paths, shown = [], None
         if figure.image is not None:
             paths = [write_image(out / f"{figure.name}.png", figure.image)]
             paths.append(write_arrays(out / f"{figure.name}.npz", figure.arrays))
-        done.append(figure)
+            shown = embed_image(figure.image, figure.title, kind="whole", exact=True)
+        names = {"name": figure.name, "title": figure.title, "note": figure.note}
+        contexts.append({**names, "image": shown, "unreadable": figure.unreadable})
         yield figure, paths
-    contexts = [
-        {
-            "name": figure.name,
-            "title": figure.title,
-            "note": figure.note,
-            "image": embed_image(figure.image, figure.title, kind="whole", exact=True) if figure.image else None,
-            "unreadable": figure.unreadable,
-        }
-        for figure in done
-    ]
-    page = render(
-        "figures.html", title="Learned parameters and attention", subtitle=describe_model(vit), figures=contexts
-    )
-    write_text(out / FIGURES_PAGE, page)
+    title = "Learned parameters and attention"
+    write_text(out / FIGURES_PAGE, render("figures.html", title=title, subtitle=describe_model(vit), figures=contexts))
 
 
 def spread(images: Sequence[ImageInput], count: int) -> list[ImageInput]:
     """At most `count` of the images, at equal steps."""
-    if len(images) <= count:
-        return list(images)
-    return [images[index * len(images) // count] for index in range(count)]
-
-
-def pixel_batches(
-    encoder: Encoder, images: Sequence[ImageInput], *, unreadable: list[str], follow: Track
-) -> Iterator[Tensor]:
-    """Batches of images of one shape, on the model's device; errors are added to `unreadable`."""
-    items = ((None, image) for image in follow(images, len(images)))
-    for batch in encoder.load(batched(items, DISTANCE_BATCH), ahead=2 * DISTANCE_BATCH):
-        unreadable += [str(image) for _, image in batch if isinstance(image, ImageError)]
-        by_shape: dict[torch.Size, list[Tensor]] = {}
-        for _, image in batch:
-            if isinstance(image, Tensor):
-                by_shape.setdefault(image.shape, []).append(image)
-        for same in by_shape.values():
-            yield torch.stack(same).to(encoder.device)
+    size = min(count, len(images))
+    return [images[index * len(images) // size] for index in range(size)]

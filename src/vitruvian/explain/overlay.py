@@ -16,18 +16,13 @@ from vitruvian.files import atomic_open
 from vitruvian.report.color import apply_color_map
 from vitruvian.settings import Size
 
-LONGEST_SIDE = 640
-"""Larger images are reduced to this side, in pixels."""
-SMALLEST_SIDE = 256
-"""Images with a smaller longest side are enlarged with square pixels."""
-WEAKEST, STRONGEST = 0.4, 0.75
-"""Opacity of the color at the minimum and at the maximum of the map."""
+LONGEST_SIDE = 640  # larger images are reduced to this side, in pixels
+SMALLEST_SIDE = 256  # images with a smaller longest side are enlarged with square pixels
+WEAKEST, STRONGEST = 0.4, 0.75  # opacity of the color at the minimum and at the maximum of the map
 LONGEST_NAME = 60
-OUTSIDE = 0.35
-"""Brightness of the part that the model does not see."""
+OUTSIDE = 0.35  # brightness of the part that the model does not see
 
-FloatBox = tuple[float, float, float, float]
-"""Left, top, right, bottom."""
+FloatBox = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 def seen_box(size: Size, preprocess: Preprocess) -> FloatBox:
@@ -56,19 +51,19 @@ def overlay(
     strength = WEAKEST + (STRONGEST - WEAKEST) * weights
     below = np.asarray(shown.crop(box).convert("L"))[:, :, None]
     mixed = strength * apply_color_map(weights[:, :, 0]) + (1 - strength) * below
-    canvas = darken(shown)
-    canvas.paste(Image.fromarray(np.rint(mixed).astype(np.uint8)), box)
-    canvas = draw_frame(canvas, box)
-    return canvas if patch is None else draw_frame(canvas, patch_box(box, patch, (values.shape[0], values.shape[1])))
+    canvas = darken_around(shown, Image.fromarray(np.rint(mixed).astype(np.uint8)), box)
+    if patch is None:
+        return canvas
+    (left, top), down, across = box[:2], size[1] / values.shape[0], size[0] / values.shape[1]
+    corner = round(left + patch[1] * across), round(top + patch[0] * down)
+    return draw_frame(canvas, (*corner, round(left + (patch[1] + 1) * across), round(top + (patch[0] + 1) * down)))
 
 
 def image_with_crop(image: Image.Image, preprocess: Preprocess) -> Image.Image:
     """The image with a frame around the part that the model sees."""
     shown = resize_for_display(image)
     box = shown_box(shown, preprocess)
-    canvas = darken(shown)
-    canvas.paste(shown.crop(box), box)
-    return draw_frame(canvas, box)
+    return darken_around(shown, shown.crop(box), box)
 
 
 def resize_for_display(image: Image.Image) -> Image.Image:
@@ -89,22 +84,17 @@ def shown_box(shown: Image.Image, preprocess: Preprocess) -> Bounds:
     return left, top, max(left + 1, min(right, shown.width)), max(top + 1, min(bottom, shown.height))
 
 
-def patch_box(box: Bounds, patch: Size, grid: Size) -> Bounds:
-    """The box of a patch (row, column) in the grid that fills `box`."""
-    left, top, right, bottom = box
-    down, across = (bottom - top) / grid[0], (right - left) / grid[1]
-    corner = round(left + patch[1] * across), round(top + patch[0] * down)
-    return *corner, round(left + (patch[1] + 1) * across), round(top + (patch[0] + 1) * down)
-
-
 def stretch(values: NDArray[np.floating]) -> NDArray[np.float64]:
     """Scale values to the range 0 to 1; all 0 if they are equal."""
     exact: NDArray[np.float64] = np.asarray(values, dtype=np.float64)
     return (exact - exact.min()) / (float(np.ptp(exact)) or 1.0)
 
 
-def darken(image: Image.Image) -> Image.Image:
-    return image.convert("L").convert("RGB").point(lambda level: level * OUTSIDE)
+def darken_around(image: Image.Image, inside: Image.Image, box: Bounds) -> Image.Image:
+    """A dark gray copy of the image, with `inside` in the framed box."""
+    canvas = image.convert("L").convert("RGB").point(lambda level: level * OUTSIDE)
+    canvas.paste(inside, box)
+    return draw_frame(canvas, box)
 
 
 def draw_frame(image: Image.Image, box: Bounds) -> Image.Image:

@@ -18,10 +18,8 @@ from vitruvian.explain.overlay import file_name
 from vitruvian.model.mae import MaskedAutoencoder
 from vitruvian.report.html import write_image
 
-GRAY = 0.5
-"""Brightness of a masked patch."""
-GAP = 8
-"""Pixels between the three images."""
+GRAY = 0.5  # brightness of a masked patch
+GAP = 8  # pixels between the three images
 
 
 def reconstruct(

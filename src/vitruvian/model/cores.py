@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
+
+@contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """In this block, the module is in evaluation mode."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)
 
 
 def map_over_cores(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
@@ -21,12 +32,16 @@ def map_over_cores(function: Callable[[Tensor], Tensor], images: Tensor) -> Tens
     the results are those of a smaller batch. Uses `torch.get_num_threads()` cores; one core, one image
     and other devices call `function` directly.
     """
+
+    def run(piece: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return function(piece)
+
     threads = torch.get_num_threads()
     if threads == 1 or len(images) == 1 or images.device.type != "cpu":
-        with torch.inference_mode():
-            return function(images)
-    pieces = even_pieces(images, threads)
-    return torch.cat(list(_pool(threads).map(lambda piece: _run_single_threaded(function, piece), pieces)))
+        return run(images)
+    pool = single_threaded_pool(os.getpid(), threads)
+    return torch.cat(list(pool.map(run, even_pieces(images, threads))))
 
 
 def map_over_shapes(function: Callable[[Tensor], Tensor], images: Sequence[Tensor]) -> Tensor:
@@ -46,26 +61,18 @@ def map_over_shapes(function: Callable[[Tensor], Tensor], images: Sequence[Tenso
 
 def even_pieces(images: Tensor, threads: int) -> list[Tensor]:
     """Images in pieces that keep `threads` cores busy to the end, each small enough for a core's cache."""
-    rounds = -(-len(images) // (threads * IMAGES_PER_PIECE))
+    images_per_piece = 4
+    rounds = -(-len(images) // (threads * images_per_piece))
     return [piece for piece in images.tensor_split(threads * rounds) if len(piece)]
 
 
-IMAGES_PER_PIECE = 4
-
-
-def _run_single_threaded(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    with torch.inference_mode():
-        return function(images)
-
-
-def _pool(threads: int) -> ThreadPoolExecutor:
-    key = (os.getpid(), threads)  # threads do not survive a fork
-    if key not in _pools:
-        pool = ThreadPoolExecutor(threads, "vitruvian-core", initializer=torch.set_num_threads, initargs=(1,))
-        # Start every worker now: the initializer also lowers the count that later threads inherit. Each waits for
-        # the others, as a pool starts no further thread while one is idle.
-        every = threading.Barrier(threads)
-        list(pool.map(lambda _: every.wait(), range(threads)))
-        torch.set_num_threads(threads)
-        _pools[key] = pool
-    return _pools[key]
+@cache
+def single_threaded_pool(process: int, threads: int) -> ThreadPoolExecutor:
+    """A pool whose threads use one core each; one pool per process, because threads do not survive a fork."""
+    pool = ThreadPoolExecutor(threads, "vitruvian-core", initializer=torch.set_num_threads, initargs=(1,))
+    # Start every worker now: the initializer also lowers the count that later threads inherit. Each waits for
+    # the others, as a pool starts no further thread while one is idle.
+    every = threading.Barrier(threads, timeout=60)  # a thread may fail to start
+    list(pool.map(lambda _: every.wait(), range(threads)))
+    torch.set_num_threads(threads)
+    return pool

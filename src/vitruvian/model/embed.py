@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvian.config import PositionResize, ViTConfig
 from vitruvian.model.encoder import norm_layer
-from vitruvian.model.positions import interpolate_factors, interpolate_positions, matrix, sincos_positions
-from vitruvian.model.resnet import Stem
-from vitruvian.model.stems import ConvStem, MobileClipStem, ResNetDStem
+from vitruvian.model.interface import check_floats
+from vitruvian.model.positions import Positions, matrix
+from vitruvian.model.stems import STEMS
 from vitruvian.settings import Size
 
 # B images, R rows and C columns of patches, N = R * C, T tokens before the patches, D width
 
 
-STEMS: dict[str, type[Stem] | type[ConvStem] | type[ResNetDStem] | type[MobileClipStem]] = {
-    **dict.fromkeys(("hybrid", "timm", "bit"), Stem),
-    "conv": ConvStem,
-    "resnet_d": ResNetDStem,
-    "mobile_clip": MobileClipStem,
-}
-"""By `StemConfig.style`."""
-
-
-class Embedding(nn.Module):
+class Embedding(Positions):
     """Pixels (B, channels, height, width) -> tokens (B, T + N, D), positions included."""
 
     def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        self.config = config
+        nn.Module.__init__(self)
         D = config.width
-        rows, columns = config.grid
         self.stem = STEMS[config.stem.style](config.stem, config.in_channels) if config.stem else None
         channels = config.stem.out_channels if config.stem else config.in_channels
         self.patch = nn.Conv2d(channels, D, config.patch_size, config.patch_size, bias=config.patch_bias)
@@ -44,19 +31,13 @@ class Embedding(nn.Module):
             self.dist_token = nn.Parameter(torch.empty(1, 1, D))
         if config.reg_tokens:
             self.reg_tokens = nn.Parameter(torch.empty(1, config.reg_tokens, D))
-        if config.pos_embed == "learned":
-            self.pos_embed = nn.Parameter(torch.empty(rows, columns, D))
-        elif config.pos_embed in ("learned_2d", "factorized"):
-            channels = D // 2 if config.pos_embed == "learned_2d" else D
-            self.row_pos_embed = nn.Parameter(torch.empty(rows, channels))
-            self.col_pos_embed = nn.Parameter(torch.empty(columns, channels))
-        if config.prefix_pos_embeds:
-            self.prefix_pos_embed = nn.Parameter(torch.empty(config.prefix_pos_embeds, D))
+        self.add_tables(config)  # after the tokens: their order is that of the parameters
         self.dropout = nn.Dropout(config.dropout)
         self.patch_norm = norm_layer(config, D) if config.patch_norm else nn.Identity()
         self.norm = norm_layer(config, D) if config.pre_norm else nn.Identity()
 
     def forward(self, pixels: Tensor) -> Tensor:
+        check_floats(pixels)
         grid = self.config.grid_of((pixels.shape[-2], pixels.shape[-1]))
         return self.with_positions(self.patches(pixels), grid)
 
@@ -64,7 +45,7 @@ class Embedding(nn.Module):
         """Add position embeddings to patch tokens (B, N, D) and prepend the other tokens: (B, T + N, D)."""
         positions = self.grid_positions(grid)
         if positions is not None:
-            patches = patches + positions.flatten(0, 1)
+            patches = patches + positions.flatten(0, 1).to(self.patch.weight)
         prefix = self.prefix()
         if prefix is not None:
             patches = torch.cat([prefix.expand(patches.shape[0], -1, -1), patches], dim=1)  # (B, T + N, D)
@@ -96,36 +77,6 @@ class Embedding(nn.Module):
         if not tokens:
             return None
         return torch.cat(tokens, dim=1) if len(tokens) > 1 else tokens[0]
-
-    def grid_positions(self, grid: Size) -> Tensor | None:
-        """Position embeddings (R, C, D) of the patches, or None if positions are encoded inside attention."""
-        positions = GRID_POSITIONS.get(self.config.pos_embed)
-        return positions(self, grid) if positions else None
-
-
-def learned_positions(embed: Embedding, grid: Size) -> Tensor:
-    numerics = embed.config.numerics
-    return interpolate_positions(embed.pos_embed, grid, numerics.position_resize, square=numerics.square_positions)
-
-
-def learned_2d_positions(embed: Embedding, grid: Size) -> Tensor:
-    rows, columns = embed.config.grid
-    halves = embed.row_pos_embed[:, None].expand(-1, columns, -1), embed.col_pos_embed[None].expand(rows, -1, -1)
-    return interpolate_positions(torch.cat(halves, dim=-1), grid, embed.config.numerics.position_resize)
-
-
-def factorized_positions(embed: Embedding, grid: Size) -> Tensor:
-    tables = embed.row_pos_embed, embed.col_pos_embed
-    rows, columns = interpolate_factors(tables, grid, square=embed.config.numerics.square_positions)
-    return rows[:, None] + columns[None]
-
-
-GRID_POSITIONS: dict[str, Callable[[Embedding, Size], Tensor]] = {
-    "learned": learned_positions,
-    "learned_2d": learned_2d_positions,
-    "factorized": factorized_positions,
-    "sincos": lambda embed, grid: sincos_positions(grid, embed.config.width).to(embed.patch.weight),
-}
 
 
 def resize_patch_kernel(weight: Tensor, patch_size: int, method: PositionResize) -> Tensor:

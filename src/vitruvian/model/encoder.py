@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from vitruvian.config import Numerics, ViTConfig
-from vitruvian.model.positions import attention_position
+from vitruvian.config import Gelu, ViTConfig
+from vitruvian.errors import ConfigError
+from vitruvian.model.positions import Positions, attention_position
 from vitruvian.settings import Size
 
 # B images, N tokens, D width, H heads of K channels (H K = D unless the config has `attn_dim`)
 
-Merge = Callable[[Tensor], Tensor]
-"""Token merging: (B, N, D) -> (B, fewer, D)."""
+Merge = Callable[[Tensor], Tensor]  # token merging: (B, N, D) -> (B, fewer, D)
 
 
 def norm_layer(config: ViTConfig, width: int) -> nn.Module:
@@ -36,17 +36,13 @@ def may_overwrite(*producers: nn.Module) -> bool:
     return not any(producer._forward_hooks for producer in producers)
 
 
-def gelu(x: Tensor, approximate: str, in_place: bool) -> Tensor:
+def gelu(x: Tensor, kind: Gelu, in_place: bool) -> Tensor:
+    if kind == "quick":
+        return x * torch.sigmoid(1.702 * x)
+    approximate = "none" if kind == "erf" else "tanh"
     if in_place:  # a second buffer of this size costs more time than the activation itself
         return torch.ops.aten.gelu_(x, approximate=approximate)
     return F.gelu(x, approximate=approximate)
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor, bool], Tensor]] = {
-    "erf": lambda x, in_place: gelu(x, "none", in_place),
-    "tanh": lambda x, in_place: gelu(x, "tanh", in_place),
-    "quick": lambda x, in_place: x * torch.sigmoid(1.702 * x),
-}
 
 
 class Mlp(nn.Module):
@@ -55,7 +51,7 @@ class Mlp(nn.Module):
     def __init__(self, config: ViTConfig, mlp_dim: int, *, plain: bool = False) -> None:
         super().__init__()
         D, self.gated = config.width, config.mlp == "swiglu" and not plain
-        self.numerics: Numerics = config.numerics
+        self.gelu = config.numerics.gelu
         self.fc1 = nn.Linear(D, 2 * mlp_dim if self.gated else mlp_dim, bias=config.dense_bias)
         self.norm = norm_layer(config, mlp_dim) if config.mlp_norm and not plain else nn.Identity()
         self.fc2 = nn.Linear(mlp_dim, D, bias=config.dense_bias)
@@ -67,14 +63,14 @@ class Mlp(nn.Module):
             gate, value = hidden.chunk(2, dim=-1)
             hidden = F.silu(gate) * value
         else:
-            hidden = ACTIVATIONS[self.numerics.gelu](hidden, may_overwrite(self.fc1))
+            hidden = gelu(hidden, self.gelu, may_overwrite(self.fc1))
         return self.fc2(self.norm(self.dropout(hidden)))
 
 
 class Attention(nn.Module):
     """Multi-head self-attention; position encodings may rotate queries and keys or add a bias to the logits."""
 
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(self, config: ViTConfig, layer: int = 0) -> None:
         super().__init__()
         D, K = config.width, config.head_width
         A = K * config.num_heads
@@ -89,12 +85,9 @@ class Attention(nn.Module):
         self.proj = nn.Linear(A, D, bias=config.dense_bias)
 
     def forward(self, x: Tensor, first: int | None = None, grid: Size | None = None) -> Tensor:
-        """(B, N, D) -> (B, N or first, D).
+        """(B, N, D) -> (B, N, D), or (B, first, D): that many leading tokens, which attend to all.
 
-        Args:
-            x: Tokens.
-            first: Compute the output of only that many leading tokens; they attend to all.
-            grid: Rows and columns of patches, if they are not those of the config.
+        `grid` is the number of rows and columns of patches, if they are not those of the config.
         """
         q, k, v = self.project(x, grid)
         bias = None if self.position is None else self.position.bias(q, grid or self.grid)
@@ -113,12 +106,8 @@ class Attention(nn.Module):
     def output(self, y: Tensor) -> Tensor:  # (B, H, N, K) -> (B, N, D)
         return self.proj(self.norm(y.transpose(1, 2).flatten(2)))
 
-    def weights(self, x: Tensor, grid: Size | None = None) -> Tensor:
-        """Attention weights (B, H, N, N); each row, that of one query, sums to one."""
-        q, k, _ = self.project(x, grid)
-        return self.softmax(q, k, grid)
-
     def softmax(self, q: Tensor, k: Tensor, grid: Size | None) -> Tensor:
+        """Attention weights (B, H, N, N); each row, that of one query, sums to one."""
         logits = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
         bias = None if self.position is None else self.position.bias(q, grid or self.grid)
         return (logits if bias is None else logits + bias).softmax(dim=-1)
@@ -150,7 +139,7 @@ class DifferentialAttention(Attention):
     part of that norm's scale.
     """
 
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(self, config: ViTConfig, layer: int = 0) -> None:
         super().__init__(config)
         K = config.head_width
         self.q_norm = norm_layer(config, K // 2) if config.qk_norm else nn.Identity()
@@ -183,19 +172,73 @@ def initial_lambda(layer: int) -> float:
     return 0.8 - 0.6 * math.exp(-0.3 * layer)
 
 
-ATTENTIONS = {"softmax": Attention, "differential": DifferentialAttention}
+class AxialAttention(Attention):
+    """Attention within the rows of patches in even layers, within the columns in odd layers (Axial-ViT)."""
+
+    def __init__(self, config: ViTConfig, layer: int = 0) -> None:
+        super().__init__(config)
+        self.in_columns = bool(layer % 2)
+
+    def forward(self, x: Tensor, first: int | None = None, grid: Size | None = None) -> Tensor:
+        q, k, v = (self.lines(part, grid) for part in self.project(x, grid))
+        y = self.attend(q, k, v, None)  # (B, H, lines, length, K)
+        y = (y.transpose(2, 3) if self.in_columns else y).flatten(2, 3)
+        return self.output(y if first is None else y[:, :, :first])
+
+    def lines(self, x: Tensor, grid: Size | None) -> Tensor:  # (B, H, N, K) -> (B, H, lines, length, K)
+        B, H, _, K = x.shape
+        x = x.reshape(B, H, *(grid or self.grid), K)
+        return x.transpose(2, 3) if self.in_columns else x
+
+    def softmax(self, q: Tensor, k: Tensor, grid: Size | None) -> Tensor:
+        """Weights (B, H, N, N) that are zero outside the query's own row or column."""
+        rows, columns = grid or self.grid
+        patch = torch.arange(rows * columns, device=q.device)
+        line = patch % columns if self.in_columns else patch // columns
+        logits = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+        return logits.masked_fill(line[:, None] != line[None], -torch.inf).softmax(dim=-1)
+
+
+def fixed_size_error(grid: Size) -> ConfigError:
+    return ConfigError(f"an MLP-Mixer works only at its own image size, with {grid[0]}x{grid[1]} patches")
+
+
+class TokenMixing(Attention):
+    """MLP-Mixer's replacement for attention: an MLP over the patches, the same for every channel."""
+
+    def __init__(self, config: ViTConfig, layer: int = 0) -> None:
+        nn.Module.__init__(self)
+        self.grid, self.gelu = config.grid, config.numerics.gelu
+        patches = math.prod(config.grid)
+        self.fc1 = nn.Linear(patches, config.mixer_dim)
+        self.proj = nn.Linear(config.mixer_dim, patches)
+
+    def forward(self, x: Tensor, first: int | None = None, grid: Size | None = None) -> Tensor:  # (B, N, D)
+        if grid is not None and tuple(grid) != self.grid:
+            raise fixed_size_error(self.grid)
+        hidden = gelu(self.fc1(x.transpose(1, 2)), self.gelu, may_overwrite(self.fc1))  # (B, D, mixer_dim)
+        return self.proj(hidden).transpose(1, 2)[:, :first]
+
+    def project(self, x: Tensor, grid: Size | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        raise ConfigError("an MLP-Mixer has no attention: no queries, keys and attention weights")
+
+
+ATTENTION = {"softmax": Attention, "differential": DifferentialAttention, "axial": AxialAttention, "mixer": TokenMixing}
 
 
 class Block(nn.Module):
     """z' = MSA(LN(z)) + z; z = MLP(LN(z')) + z'; optionally with LayerScale and stochastic depth."""
 
-    def __init__(self, config: ViTConfig, *, drop_path: float = 0.0) -> None:
+    def __init__(self, config: ViTConfig, layer: int = 0, positions: Positions | None = None) -> None:
         super().__init__()
         D = config.width
-        self.drop_path = drop_path
-        """Stochastic depth: the probability that a branch is skipped for one image in training."""
+        # stochastic depth: probability that a branch is skipped for one image in training
+        self.drop_path = config.drop_path * layer / max(1, config.depth - 1)
+        self.pos = Positions(config) if layer and config.pos_embed_at == "every_layer" else None
+        is_shared = layer and config.pos_embed_at == "every_layer_shared"
+        self.shared = (positions,) if is_shared else ()  # in a tuple: these parameters belong to the embedding
         self.norm1 = norm_layer(config, D)
-        self.attn = ATTENTIONS[config.attention](config)
+        self.attn = ATTENTION[config.attention](config, layer)
         self.norm2 = norm_layer(config, D)
         self.mlp = Mlp(config, config.mlp_dim)
         self.ls1 = nn.Parameter(torch.empty(D)) if config.layer_scale else None
@@ -206,6 +249,7 @@ class Block(nn.Module):
         self, x: Tensor, first: int | None = None, grid: Size | None = None, merge: Merge | None = None
     ) -> Tensor:
         """(B, N, D) -> (B, N, D), or (B, first, D) if only the first tokens are used afterwards."""
+        x = self.add_positions(x, grid)
         branch = self.attn(self.attn_input(x), first, grid)
         return self.finish(x if first is None else x[:, :first], branch, merge)
 
@@ -213,8 +257,20 @@ class Block(nn.Module):
         self, x: Tensor, grid: Size | None = None, merge: Merge | None = None
     ) -> tuple[Tensor, Tensor]:
         """The output and the attention weights (B, H, N, N), connected for gradients."""
+        x = self.add_positions(x, grid)
         branch, weights = self.attn.forward_with_weights(self.attn_input(x), grid)
         return self.finish(x, branch, merge), weights
+
+    def attention_weights(self, x: Tensor, grid: Size | None = None) -> Tensor:
+        """Attention weights (B, H, N, N) for the input of the block."""
+        q, k, _ = self.attn.project(self.attn_input(self.add_positions(x, grid)), grid)
+        return self.attn.softmax(q, k, grid)
+
+    def add_positions(self, x: Tensor, grid: Size | None) -> Tensor:
+        """Add the positions of this layer, if the config has any besides those of the input."""
+        for positions in self.shared or [self.pos]:
+            x = x if positions is None else positions.add_to(x, grid)
+        return x
 
     def attn_input(self, x: Tensor) -> Tensor:
         return self.norm1(x)
@@ -231,8 +287,9 @@ class Block(nn.Module):
             branch = branch * scale
         if self.training:
             branch = self.dropout(branch)
-            if self.drop_path:
-                branch = branch * drop_path_mask(branch, self.drop_path)
+            if self.drop_path:  # one factor per image: 0, or 1 / (1 - drop_path) to keep the mean
+                mask = branch.new_empty(branch.shape[0], *[1] * (branch.dim() - 1))
+                branch = branch * mask.bernoulli_(1 - self.drop_path).div_(1 - self.drop_path)
         if branch.dtype == x.dtype and may_overwrite(*producers):
             return branch.add_(x)  # not x: it may have been returned to the caller as an intermediate
         return x + branch
@@ -253,8 +310,8 @@ class ResPostNormBlock(Block):
 class ParallelBlock(Block):
     """z' = MSA(LN(z)) + MLP(LN(z)) + z, with one norm for both branches (ViT-22B)."""
 
-    def __init__(self, config: ViTConfig, *, drop_path: float = 0.0) -> None:
-        super().__init__(config, drop_path=drop_path)
+    def __init__(self, config: ViTConfig, layer: int = 0, positions: Positions | None = None) -> None:
+        super().__init__(config, layer, positions)
         del self.norm2, self.ls2
 
     def finish(self, x: Tensor, branch: Tensor, merge: Merge | None = None) -> Tensor:
@@ -265,17 +322,12 @@ class ParallelBlock(Block):
 BLOCKS = {"pre_norm": Block, "res_post_norm": ResPostNormBlock, "parallel": ParallelBlock}
 
 
-def drop_path_mask(x: Tensor, drop_path: float) -> Tensor:
-    """One factor per image for stochastic depth: 0 with probability `drop_path`, else 1 / (1 - drop_path)."""
-    mask = torch.empty(x.shape[0], *[1] * (x.dim() - 1), dtype=x.dtype, device=x.device)
-    return mask.bernoulli_(1 - drop_path).div_(1 - drop_path)
-
-
 class PreLogits(nn.Linear):
     """The layer between pooling and head: linear and tanh as in the paper's pre-training, or CLIP's bare projection."""
 
     def __init__(self, config: ViTConfig) -> None:
-        super().__init__(config.pooled_width, config.representation_size, bias=not config.projection)
+        has_bias = config.projection_bias or not config.projection
+        super().__init__(config.pooled_width, config.representation_size, bias=has_bias)
         self.has_tanh = not config.projection
 
     def forward(self, x: Tensor) -> Tensor:
@@ -299,25 +351,22 @@ class AttentionPool(nn.Module):
         self.mlp = Mlp(config.replace(dense_bias=True), config.pool_mlp_dim or config.mlp_dim, plain=True)
 
     def forward(self, tokens: Tensor) -> Tensor:  # (B, N, D) -> (B, D)
-        q, k, v = self.project(tokens[:, self.skipped :])
-        return self.finish(F.scaled_dot_product_attention(q, k, v))  # (B, H, 1, D // H)
+        return self.finish(F.scaled_dot_product_attention(*self.project(tokens[:, self.skipped :])))
 
-    def finish(self, x: Tensor) -> Tensor:
+    def finish(self, x: Tensor) -> Tensor:  # (B, H, 1, D // H) -> (B, D)
         x = self.proj(x.transpose(1, 2).flatten(2))  # (B, 1, D)
         return (x + self.mlp(self.norm(x)))[:, 0]
 
     def forward_with_weights(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The pooled vector and the probe's weights (B, H, 1, N), connected for gradients."""
-        weights = self.weights(tokens)
-        _, _, v = self.project(tokens)
-        return self.finish(weights @ v), weights
+        """The pooled vector, and the probe's attention to each token (B, H, 1, N), 0 for tokens that it skips.
 
-    def weights(self, tokens: Tensor) -> Tensor:
-        """The probe's attention to each token, (B, H, 1, N); 0 for tokens that it skips."""
-        q, k, _ = self.project(tokens)
+        They are connected for gradients.
+        """
+        q, k, v = self.project(tokens)
         logits = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
         skipped = torch.arange(logits.shape[-1], device=logits.device) < self.skipped
-        return logits.masked_fill(skipped, -torch.inf).softmax(dim=-1)
+        weights = logits.masked_fill(skipped, -torch.inf).softmax(dim=-1)
+        return self.finish(weights @ v), weights
 
     def project(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         B, N, D = tokens.shape

@@ -14,16 +14,13 @@ from vitruvian.model.vit import ViT
 
 
 class MaskedAutoencoder(nn.Module):
-    """Normalized pixels with masked patches -> predicted pixels of every patch."""
+    """MAE: predicts the pixels of every patch from an image with masked patches.
+
+    Combines an encoder with a new decoder, which has the settings `blocks`. With `normalized_patches`, each patch is
+    predicted relative to its own mean and standard deviation.
+    """
 
     def __init__(self, encoder: ViT, blocks: ViTConfig, *, normalized_patches: bool = False) -> None:
-        """Combine an encoder with a new decoder.
-
-        Args:
-            encoder: A ViT with a class token and learned position embeddings.
-            blocks: Settings of the decoder's blocks.
-            normalized_patches: Predict each patch relative to its own mean and standard deviation.
-        """
         super().__init__()
         if encoder.config.rope or encoder.config.prefix_tokens != 1 or encoder.config.pos_embed != "learned":
             raise ConfigError("a masked autoencoder needs a class token, no other token and learned positions")
@@ -42,7 +39,13 @@ class MaskedAutoencoder(nn.Module):
         order = noise.argsort(dim=1)
         rank = order.argsort(dim=1)  # of each patch by its noise
         visible = int(noise.shape[1] * (1 - mask_ratio))
-        self.check(pixels, noise, visible)
+        self.encoder.check(pixels)
+        (height, width), expected = pixels.shape[-2:], self.encoder.config.image_size
+        if (height, width) != expected:
+            reason = f"the decoder's positions are for {expected[0]}x{expected[1]} pixels, not {height}x{width}"
+            raise ConfigError(reason)
+        if not 0 < visible <= noise.shape[1]:
+            raise ConfigError(f"{visible} of {noise.shape[1]} patches would be visible", hint="mask a smaller share")
         tokens = self.encoder.embed(pixels)
         index = order[:, :visible, None].expand(-1, -1, tokens.shape[2])
         tokens = torch.cat([tokens[:, :1], tokens[:, 1:].gather(1, index)], dim=1)  # (B, 1 + S, D)
@@ -53,16 +56,6 @@ class MaskedAutoencoder(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.pixels(self.norm(x))[:, 1:], rank >= visible
-
-    def check(self, pixels: Tensor, noise: Tensor, visible: int) -> None:
-        self.encoder.check(pixels)
-        size, expected = (pixels.shape[-2], pixels.shape[-1]), self.encoder.config.image_size
-        if size != expected:
-            raise ConfigError(
-                f"the decoder's positions are for {expected[0]}x{expected[1]} pixels, not {size[0]}x{size[1]}"
-            )
-        if not 0 < visible <= noise.shape[1]:
-            raise ConfigError(f"{visible} of {noise.shape[1]} patches would be visible", hint="mask a smaller share")
 
     def fill_in(self, pixels: Tensor, noise: Tensor, mask_ratio: float = 0.75) -> tuple[Tensor, Tensor]:
         """The images with their masked patches filled in, and the mask (B, rows, columns)."""

@@ -7,7 +7,7 @@ while a graph with open sizes is being traced.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -39,8 +39,7 @@ def interpolate_positions(positions: Tensor, grid: Size, method: PositionResize,
 
     With `square`, they are resampled to the smallest square that contains the grid, and then cropped (NaFlex).
     """
-    old = positions.shape[0], positions.shape[1]
-    if not is_open(grid) and old == tuple(grid):
+    if same_sizes(positions.shape[:2], grid):
         return positions
     resized = resample(positions.float(), square_around(grid) if square else grid, method).to(positions.dtype)
     return resized[: grid[0], : grid[1]] if square else resized
@@ -48,7 +47,7 @@ def interpolate_positions(positions: Tensor, grid: Size, method: PositionResize,
 
 def interpolate_factors(tables: tuple[Tensor, Tensor], grid: Size, *, square: bool = False) -> tuple[Tensor, Tensor]:
     """Resample embeddings of rows (R, D) and columns (C, D) to another grid, linearly as timm's NaFlex does."""
-    if not is_open(grid) and (len(tables[0]), len(tables[1])) == tuple(grid):
+    if same_sizes(map(len, tables), grid):
         return tables
     sides = zip(tables, square_around(grid) if square else grid)
     rows, columns = (matrix(len(table), side, "bilinear", table) @ table for table, side in sides)
@@ -58,6 +57,56 @@ def interpolate_factors(tables: tuple[Tensor, Tensor], grid: Size, *, square: bo
 def square_around(grid: Size) -> Size:
     side: int = torch.sym_max(grid[0], grid[1])  # type: ignore[no-untyped-call]
     return side, side
+
+
+class Positions(nn.Module):
+    """Position embeddings that are added to tokens: learned tables, or computed for `sincos`."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.add_tables(config)
+
+    def add_tables(self, config: ViTConfig) -> None:
+        self.config = config
+        D, (rows, columns) = config.width, config.grid
+        if config.pos_embed == "learned":
+            self.pos_embed = nn.Parameter(torch.empty(rows, columns, D))
+        elif config.pos_embed in ("learned_2d", "factorized"):
+            channels = D // 2 if config.pos_embed == "learned_2d" else D
+            self.row_pos_embed = nn.Parameter(torch.empty(rows, channels))
+            self.col_pos_embed = nn.Parameter(torch.empty(columns, channels))
+        if config.prefix_pos_embeds:
+            self.prefix_pos_embed = nn.Parameter(torch.empty(config.prefix_pos_embeds, D))
+
+    def grid_positions(self, grid: Size) -> Tensor | None:
+        """Position embeddings (R, C, D) of the patches, or None if positions are encoded inside attention."""
+        method, square = self.config.numerics.position_resize, self.config.numerics.square_positions
+        match self.config.pos_embed:
+            case "learned":
+                return interpolate_positions(self.pos_embed, grid, method, square=square)
+            case "learned_2d":
+                rows, columns = self.row_pos_embed[:, None], self.col_pos_embed[None]
+                R, C = self.config.grid
+                halves = rows.expand(-1, C, -1), columns.expand(R, -1, -1)
+                return interpolate_positions(torch.cat(halves, dim=-1), grid, method)
+            case "factorized":
+                rows, columns = interpolate_factors((self.row_pos_embed, self.col_pos_embed), grid, square=square)
+                return rows[:, None] + columns[None]
+            case "sincos":
+                return sincos_positions(grid, self.config.width)
+        return None
+
+    def add_to(self, x: Tensor, grid: Size | None) -> Tensor:
+        """Add the positions to a sequence (B, T + N, D); tokens without a position embedding stay."""
+        positions = self.grid_positions(grid or self.config.grid)
+        assert positions is not None
+        positions = positions.flatten(0, 1).to(x)
+        if self.config.prefix_tokens:
+            prefix = x.new_zeros(self.config.prefix_tokens, x.shape[-1])
+            if self.config.prefix_pos_embeds:
+                prefix = torch.cat([self.prefix_pos_embed.to(x), prefix[self.config.prefix_pos_embeds :]])
+            positions = torch.cat([prefix, positions])
+        return x + positions
 
 
 class AttentionPosition(nn.Module):
@@ -76,15 +125,14 @@ class Offsets(AttentionPosition):
     Offsets are one-dimensional, along the token sequence; the table is interpolated for other sequence lengths.
     """
 
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(self, tokens: int, channels: int) -> None:
         super().__init__()
-        tokens = config.prefix_tokens + config.grid[0] * config.grid[1]
-        self.offsets = nn.Parameter(torch.empty(2 * tokens - 1, config.head_width))
+        self.offsets = nn.Parameter(torch.empty(2 * tokens - 1, channels))
 
-    def bias(self, q: Tensor, grid: Size) -> Tensor:
+    def bias(self, q: Tensor, grid: Size | None = None) -> Tensor:
         N = q.shape[2]
         table: Tensor = self.offsets
-        if is_open(grid) or len(table) != 2 * N - 1:
+        if not same_sizes(table.shape[:1], [2 * N - 1]):
             table = matrix(len(table), 2 * N - 1, "bilinear_aligned", table) @ table
         token = torch.arange(N, device=q.device)
         index = token[:, None] - token[None] + N - 1  # (N, N)
@@ -129,7 +177,7 @@ def resize_bias_table(table: Tensor, old: Size, new: Size, method: PositionResiz
 
     The `method` for position embeddings decides which. The class token's biases stay.
     """
-    if not is_open(new) and tuple(old) == tuple(new):
+    if same_sizes(old, new):
         return table
     offsets = [(2 * before - 1, 2 * after - 1) for before, after in zip(old, new)]
     if method == TIMM_RESIZE:
@@ -167,9 +215,15 @@ class Rotary(AttentionPosition):
         return self.apply_rotation(q, sin, cos), self.apply_rotation(k, sin, cos)
 
     def apply_rotation(self, x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
+        """Turn each pair of channels: two halves of the channels, or neighbors, by `RopeConfig.half`."""
         T = self.prefix
         patches = x[:, :, T:]
-        patches = patches * cos + (rotate_halves if self.rope.half else rotate_pairs)(patches) * sin
+        if self.rope.half:
+            first, second = patches.chunk(2, dim=-1)
+            turned = torch.cat([-second, first], dim=-1)
+        else:
+            turned = torch.stack([-patches[..., 1::2], patches[..., ::2]], dim=-1).flatten(-2)
+        patches = patches * cos + turned * sin
         return torch.cat([x[:, :, :T], patches], dim=2) if T else patches
 
     def tables(self, grid: Size) -> tuple[Tensor, Tensor]:
@@ -206,26 +260,18 @@ def sin_cos(angles: Tensor, *, half: bool) -> tuple[Tensor, Tensor]:
     return angles.sin(), angles.cos()
 
 
-def rotate_halves(x: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([-second, first], dim=-1)
-
-
-def rotate_pairs(x: Tensor) -> Tensor:
-    return torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
-
-
 def attention_position(config: ViTConfig) -> AttentionPosition | None:
     """The position encoding inside attention that the config asks for, if any."""
     if config.rope is not None:
         return Rotary(config)
-    kinds = {"relative": Offsets, "relative_bias": RelativeBias}
-    return kinds[config.pos_embed](config) if config.pos_embed in kinds else None
+    if config.pos_embed == "relative":
+        return Offsets(config.prefix_tokens + math.prod(config.grid), config.head_width)
+    return RelativeBias(config) if config.pos_embed == "relative_bias" else None
 
 
-def is_open(grid: Size) -> bool:
-    """Whether the sizes are symbolic, in a graph being traced; comparing them would fix their values."""
-    return any(isinstance(side, torch.SymInt) for side in grid)
+def same_sizes(old: Iterable[int], new: Sequence[int]) -> bool:
+    """Whether sizes are known and equal. In a graph being traced they may be symbolic; comparing would fix them."""
+    return not any(isinstance(size, torch.SymInt) for size in new) and list(old) == list(new)
 
 
 def resample(image: Tensor, grid: Size, method: PositionResize) -> Tensor:

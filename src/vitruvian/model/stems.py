@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvian.config import ROOT_CHANNELS, StemConfig
+from vitruvian.model.resnet import Stem, bottleneck_stages
 
 # B images, C channels, H rows, W columns
 
@@ -17,7 +20,7 @@ class ConvStem(nn.Module):
     def __init__(self, config: StemConfig, channels: int) -> None:
         super().__init__()
         self.root = nn.Conv2d(channels, ROOT_CHANNELS, 3, padding=1)
-        self.stages = nn.ModuleList()
+        self.stages = nn.Sequential()
         inputs = ROOT_CHANNELS
         for width, convolutions in zip(config.stage_widths, config.stages):
             units = []
@@ -28,28 +31,8 @@ class ConvStem(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         # On a CPU, convolutions and pooling are much faster with the channels of a pixel side by side.
-        x = F.gelu(self.root(pixels.contiguous(memory_format=torch.channels_last)), approximate="tanh")
-        for stage in self.stages:
-            x = stage(x)
-        return x
-
-    def pixel_filters(self) -> Tensor:
-        """The kernels of the first convolution."""
-        return self.root.weight
-
-
-class ConvUnit(nn.Module):
-    """A convolution, max-pooling if it halves, BatchNorm and GELU."""
-
-    def __init__(self, inputs: int, outputs: int, *, halve: bool) -> None:
-        super().__init__()
-        self.halve = halve
-        self.conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
-        self.norm = BatchNorm(outputs)
-
-    def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W) -> (B, outputs, H / 2, W / 2) if it halves
-        x = self.conv(x)
-        return F.gelu(self.norm(F.max_pool2d(x, 2) if self.halve else x), approximate="tanh")
+        x = self.root(pixels.contiguous(memory_format=torch.channels_last))
+        return self.stages(F.gelu(x, approximate="tanh"))
 
 
 class BatchNorm(nn.Module):
@@ -91,6 +74,18 @@ class ConvNorm(nn.Module):
         return self.norm(self.conv(x))
 
 
+class ConvUnit(ConvNorm):
+    """A 3x3 convolution, max-pooling if it halves, BatchNorm and GELU."""
+
+    def __init__(self, inputs: int, outputs: int, *, halve: bool) -> None:
+        super().__init__(inputs, outputs, 3, padding=1)
+        self.halve = halve
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W) -> (B, outputs, H / 2, W / 2) if it halves
+        x = self.conv(x)
+        return F.gelu(self.norm(F.max_pool2d(x, 2) if self.halve else x), approximate="tanh")
+
+
 class ResNetDUnit(nn.Module):
     """Bottleneck whose shortcut averages before it projects, so that no pixel is skipped."""
 
@@ -119,27 +114,12 @@ class ResNetDStem(nn.Module):
         half = config.width // 2
         shapes = (channels, half, 2), (half, half, 1), (half, config.width, 1)
         self.root = nn.ModuleList(ConvNorm(i, o, 3, stride=stride, padding=1) for i, o, stride in shapes)
-        self.stages = nn.ModuleList()
-        inputs = config.width
-        for stage, units in enumerate(config.stages):
-            width = config.width * 2**stage
-            modules = []
-            for unit in range(units):
-                modules.append(ResNetDUnit(inputs, width, 2 if stage and not unit else 1))
-                inputs = 4 * width
-            self.stages.append(nn.Sequential(*modules))
+        self.stages = bottleneck_stages(config.stages, config.width, ResNetDUnit)
 
     def forward(self, x: Tensor) -> Tensor:
         for part in self.root:
             x = F.relu(part(x))
-        x = F.max_pool2d(x, 3, 2, padding=1)
-        for stage in self.stages:
-            x = stage(x)
-        return x
-
-    def pixel_filters(self) -> Tensor:
-        weight: Tensor = self.root[0].conv.weight  # type: ignore[union-attr,assignment]
-        return weight
+        return self.stages(F.max_pool2d(x, 3, 2, padding=1))
 
 
 class MobileClipStem(nn.Module):
@@ -155,6 +135,11 @@ class MobileClipStem(nn.Module):
             x = F.gelu(part(x))
         return x
 
-    def pixel_filters(self) -> Tensor:
-        weight: Tensor = self.root[0].conv.weight  # type: ignore[union-attr,assignment]
-        return weight
+
+STEMS: dict[str, Callable[[StemConfig, int], nn.Module]] = {
+    **dict.fromkeys(("hybrid", "timm", "bit"), Stem),
+    "conv": ConvStem,
+    "resnet_d": ResNetDStem,
+    "mobile_clip": MobileClipStem,
+}
+"""By `StemConfig.style`."""

@@ -1,4 +1,4 @@
-"""The text tower of CLIP and SigLIP: a Transformer over tokens, pooled at one token and projected."""
+"""The text tower of CLIP, SigLIP and LiT: a Transformer over tokens, pooled at one token and projected."""
 
 from __future__ import annotations
 
@@ -24,22 +24,19 @@ class TextConfig(Settings):
     """Shape and numerics of one text tower."""
 
     vocabulary: Annotated[int, Range(1, 10_000_000)] = 49_408
-    context_length: Annotated[int, Range(1, 65_536)] = 77
-    """Tokens per text, including special tokens and padding."""
+    context_length: Annotated[int, Range(1, 65_536)] = 77  # tokens per text, including special tokens and padding
     depth: Annotated[int, Range(1, 1024)] = 12
     width: Width = 512
     mlp_dim: Annotated[int, Range(1, 262_144)] = 2048
     num_heads: NumHeads = 8
-    causal: bool = True
-    """Causal attention (CLIP); otherwise every token attends to all (SigLIP)."""
-    pool: TextPool = "argmax"
-    """The token that represents the text: the one with the largest id, the first `eos`, the last or the first."""
-    eos: Annotated[int, Range(0)] = 2
-    """Id of the end-of-text token, for `pool="eos"`."""
-    embedding_width: Annotated[int, Range(0, 65_536)] = 512
-    """Width of the projection; 0 for none."""
+    causal: bool = True  # causal attention (CLIP); otherwise every token attends to all (SigLIP)
+    pool: TextPool = "argmax"  # the token that represents the text: largest id, first `eos`, last or first
+    eos: Annotated[int, Range(0)] = 2  # id of the end-of-text token, for `pool="eos"`
+    embedding_width: Annotated[int, Range(0, 65_536)] = 512  # of the projection; 0 for none
     projection_bias: bool = False
     layer_scale: bool = False
+    post_norm: bool = False
+    """BERT (LiT): norms follow the embedding and the residual sums, and token 0 is padding."""
     numerics: Numerics = CLIP_NUMERICS
 
     def check(self) -> None:
@@ -49,15 +46,8 @@ class TextConfig(Settings):
     @property
     def blocks(self) -> ViTConfig:
         """The settings of the encoder blocks, which are those of a ViT."""
-        return ViTConfig(
-            depth=self.depth,
-            width=self.width,
-            mlp_dim=self.mlp_dim,
-            num_heads=self.num_heads,
-            layer_scale=self.layer_scale,
-            pos_embed="none",
-            numerics=self.numerics,
-        )
+        shared = ("depth", "width", "mlp_dim", "num_heads", "layer_scale", "numerics")
+        return ViTConfig(pos_embed="none", **{name: getattr(self, name) for name in shared})
 
 
 class TextTower(nn.Module):
@@ -70,17 +60,25 @@ class TextTower(nn.Module):
         self.tokens = nn.Embedding(config.vocabulary, D)
         self.pos_embed = nn.Parameter(torch.empty(config.context_length, D))
         self.blocks = nn.ModuleList(Block(blocks) for _ in range(config.depth))
-        self.norm = nn.LayerNorm(D, eps=config.numerics.norm_eps)
+        self.embed_norm = nn.LayerNorm(D, eps=config.numerics.norm_eps) if config.post_norm else nn.Identity()
+        self.norm = nn.Identity() if config.post_norm else nn.LayerNorm(D, eps=config.numerics.norm_eps)
         self.projection = nn.Linear(D, E, bias=config.projection_bias) if E else nn.Identity()
 
     def forward(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
         """`real` (B, N) is False for padding that must not be attended to; None: attend to all tokens."""
-        mask = self.mask(tokens, real)
-        x = self.tokens(tokens) + self.pos_embed[: tokens.shape[1]]  # (B, N, D)
+        is_bert = self.config.post_norm
+        mask = self.mask(tokens, tokens != 0 if is_bert else real)
+        x = self.embed_norm(self.tokens(tokens) + self.pos_embed[: tokens.shape[1]])  # (B, N, D)
         for block in self.blocks:
             assert isinstance(block, Block)
             attention = block.attn
-            x = block.finish(x, attention.output(attention.attend(*attention.project(block.attn_input(x)), mask)))
+            qkv = attention.project(x if is_bert else block.attn_input(x))
+            branch = attention.output(attention.attend(*qkv, mask))
+            if is_bert:
+                x = block.norm1(x + branch)
+                x = block.norm2(x + block.mlp(x))
+            else:
+                x = block.finish(x, branch)
         pooled = POOLS[self.config.pool](tokens, self.config.eos)
         return self.projection(self.norm(x[torch.arange(len(x)), pooled]))
 

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitruvian.config import ViTConfig
 from vitruvian.errors import ConfigError
-from vitruvian.model.encoder import Block, Merge
+from vitruvian.model.encoder import Block
 
 # B images, N tokens (T before the patches), S sources, E targets, M sources that move, D width, H heads of K channels
 
@@ -30,12 +30,9 @@ from vitruvian.model.encoder import Block, Merge
 class Tokens(NamedTuple):
     """The state passed from layer to layer."""
 
-    x: Tensor
-    """(B, N, D)"""
-    sizes: Tensor | None = None
-    """Number of patches that each token covers, (B, N); 0 for padding. None: 1 for all."""
-    owners: Tensor | None = None
-    """The token that covers each token of the first layer, (B, N of that layer); None if not needed."""
+    x: Tensor  # (B, N, D)
+    sizes: Tensor | None = None  # (B, N), number of patches that each token covers, 0 for padding; None: 1 for all
+    owners: Tensor | None = None  # (B, N of the first layer), the token that covers each of those; None if not needed
 
 
 def forward_merged(
@@ -43,12 +40,16 @@ def forward_merged(
 ) -> Tensor:
     """Run embedded tokens (B, N, D) through all blocks, merging tokens as the config says.
 
-    Returns:
-        (B, first, D), or without `first` (B, N, D) with each patch represented by the token that covers it.
+    Returns (B, first, D), or without `first` (B, N, D) with each patch represented by the token that covers it.
     """
     tokens = Tokens(x, owners=None if first is not None else token_indices(x))
-    for layer in range(len(blocks)):
-        tokens = run_layer(blocks, layer, tokens, config, first=first, checkpointing=checkpointing)
+    for layer, block in enumerate(blocks):
+        computed = first if layer == len(blocks) - 1 else None
+        settings = block, config.prefix_tokens, *merging(config, layer), computed
+        if checkpointing:
+            tokens = checkpoint(run_layer, *settings, tokens, use_reentrant=False)
+        else:
+            tokens = run_layer(*settings, tokens)
     return tokens.x if tokens.owners is None or tokens.sizes is None else take_rows(tokens.x, tokens.owners)
 
 
@@ -61,17 +62,12 @@ def token_groups(blocks: nn.ModuleList, config: ViTConfig, x: Tensor) -> list[Te
         return [None] * len(blocks)
     tokens = Tokens(x, owners=token_indices(x))
     groups: list[Tensor | None] = []
-    for layer in range(len(blocks)):
-        tokens = run_layer(blocks, layer, tokens, config)
+    for layer, block in enumerate(blocks):
+        tokens = run_layer(block, config.prefix_tokens, *merging(config, layer), None, tokens)
         assert tokens.owners is not None
         same = (tokens.owners[:, :, None] == tokens.owners[:, None]).to(x.dtype)
         groups.append(None if tokens.sizes is None else same / same.sum(dim=-1, keepdim=True))
     return groups
-
-
-def group_means(blocks: nn.ModuleList, config: ViTConfig, x: Tensor) -> list[Merge | None]:
-    """For each layer, the function that replaces all tokens (B, N, D) by the means of their groups."""
-    return [None if means is None else means.matmul for means in token_groups(blocks, config, x)]
 
 
 def fit_thresholds(blocks: nn.ModuleList, config: ViTConfig, x: Tensor, counts: Sequence[int]) -> tuple[float, ...]:
@@ -81,8 +77,7 @@ def fit_thresholds(blocks: nn.ModuleList, config: ViTConfig, x: Tensor, counts: 
     """
     tokens, T = Tokens(x), config.prefix_tokens
     thresholds: list[float] = []
-    for layer, r in enumerate(counts):
-        block = blocks[layer]
+    for block, r in zip(blocks, counts):
         assert isinstance(block, Block)
         _, k, _ = block.attn.project(block.attn_input(tokens.x))
         sizes = torch.ones(tokens.x.shape[:2], device=k.device) if tokens.sizes is None else tokens.sizes
@@ -90,7 +85,7 @@ def fit_thresholds(blocks: nn.ModuleList, config: ViTConfig, x: Tensor, counts: 
         ordered = likeness[likeness.isfinite()].sort(descending=True).values
         rank = min(r * len(x), len(ordered) - 1)
         thresholds.append(float(ordered[rank].clamp(-1, 1)) if r else 1.0)
-        tokens = run_layer(blocks, layer, tokens, config, threshold=thresholds[-1])
+        tokens = run_layer(block, T, 0, thresholds[-1], None, tokens)
     return tuple(thresholds)
 
 
@@ -99,48 +94,31 @@ def halves(T: int, N: int) -> tuple[slice, slice]:
     return slice(T + T % 2, N, 2), slice(T + 1 - T % 2, N, 2)
 
 
-def run_layer(
-    blocks: nn.ModuleList,
-    layer: int,
-    tokens: Tokens,
-    config: ViTConfig,
-    *,
-    threshold: float | None = None,
-    first: int | None = None,
-    checkpointing: bool = False,
-) -> Tokens:
-    """Attention, merging and MLP of one layer. The last layer computes only the `first` tokens, if given.
+def merging(config: ViTConfig, layer: int) -> tuple[int, float | None]:
+    """The number of tokens that a layer merges, or the threshold above which it merges them."""
+    return (0, config.tome_thresholds[layer]) if config.tome_thresholds else (config.tome_counts[layer], None)
 
-    `threshold` merges in place of what the config says.
-    """
-    block = blocks[layer]
+
+def run_layer(block: nn.Module, T: int, r: int, threshold: float | None, first: int | None, tokens: Tokens) -> Tokens:
+    """Attention, merging and MLP of one layer; with `first`, only that many tokens are computed."""
     assert isinstance(block, Block)
-    r = 0 if threshold is not None or config.tome_thresholds else config.tome_counts[layer]
-    if threshold is None and config.tome_thresholds:
-        threshold = config.tome_thresholds[layer]
-    computed = first if layer == len(blocks) - 1 else None
+    x, sizes, _ = tokens
+    attn_input = block.attn_input(x)
+    # proportional attention: a token of s patches counts s times in the softmax, which adds log(s) to its logit
+    bias = None if sizes is None else sizes.to(attn_input.dtype).log()[:, None, None]  # (B, 1, 1, N)
+    if first is not None:  # merging would have no effect on the output
+        return Tokens(block.finish(x[:, :first], block.attn.attend_first(attn_input, first, bias)))
+    q, k, v = block.attn.project(attn_input)
+    branch = block.attn.output(block.attn.attend(q, k, v, bias))
+    after = tokens
 
-    def run(x: Tensor, sizes: Tensor | None, owners: Tensor | None) -> Tokens:
-        before = Tokens(x, sizes, owners)
-        attn_input = block.attn_input(x)
-        # proportional attention: a token of s patches counts s times in the softmax, which adds log(s) to its logit
-        bias = None if sizes is None else sizes.to(attn_input.dtype).log()[:, None, None]  # (B, 1, 1, N)
-        if computed is not None:  # merging would have no effect on the output
-            return Tokens(block.finish(x[:, :computed], block.attn.attend_first(attn_input, computed, bias)))
-        q, k, v = block.attn.project(attn_input)
-        branch = block.attn.output(block.attn.attend(q, k, v, bias))
-        after = before
+    def merge(x: Tensor) -> Tensor:
+        nonlocal after
+        after = merge_tokens(tokens._replace(x=x), k, T, r, threshold)
+        return after.x
 
-        def merge(x: Tensor) -> Tensor:
-            nonlocal after
-            after = merge_tokens(before._replace(x=x), k, config.prefix_tokens, r, threshold)
-            return after.x
-
-        return Tokens(block.finish(x, branch, merge if r or threshold is not None else None), *after[1:])
-
-    if checkpointing:
-        return Tokens(*checkpoint(run, *tokens, use_reentrant=False))
-    return run(*tokens)
+    x = block.finish(x, branch, merge if r or threshold is not None else None)
+    return after._replace(x=x)
 
 
 def merge_tokens(tokens: Tokens, k: Tensor, T: int, r: int, threshold: float | None = None) -> Tokens:
@@ -155,45 +133,32 @@ def merge_tokens(tokens: Tokens, k: Tensor, T: int, r: int, threshold: float | N
         return tokens
     sizes = torch.ones(x.shape[:2], dtype=x.dtype, device=x.device) if tokens.sizes is None else tokens.sizes
     likeness, match = similarities(k, sizes, source, target, padded=threshold is not None)
-    moves = choose_moves(likeness, sizes[:, source], r, threshold)
+    order, source_sizes = likeness.argsort(dim=1, descending=True), sizes[:, source]
+    if threshold is None:
+        moved, left = order[:, :r], order[:, r:].sort(dim=1).values  # (B, M), (B, S - M)
+        moved_sizes, left_sizes = source_sizes.gather(1, moved), source_sizes.gather(1, left)
+    else:  # the count differs between images: a source that stays has size 0 among `moved`, one that moves among `left`
+        joins = likeness > threshold
+        moved, left = order[:, : int(joins.sum(dim=1).max())], token_indices(source_sizes)  # (B, M), (B, S)
+        moved_sizes, left_sizes = (source_sizes * joins).gather(1, moved), source_sizes * ~joins
     old = sizes[:, target]
-    onto = match.gather(1, moves.moved)[:, None] == torch.arange(old.shape[1], device=x.device)[:, None]  # (B, E, M)
-    parts = onto * moves.moved_sizes[:, None]
+    onto = match.gather(1, moved)[:, None] == torch.arange(old.shape[1], device=x.device)[:, None]  # (B, E, M)
+    parts = onto * moved_sizes[:, None]
     new = old + parts.sum(dim=2)
-    sums = x[:, target] * old[..., None] + parts @ take_rows(x[:, source], moves.moved)
+    sums = x[:, target] * old[..., None] + parts @ take_rows(x[:, source], moved)
     mean = sums / (new if threshold is None else new.clamp(min=1))[..., None]
     after = Tokens(
-        torch.cat([x[:, :T], take_rows(x[:, source], moves.left), mean], dim=1),
-        torch.cat([sizes[:, :T], moves.left_sizes, new], dim=1),
+        torch.cat([x[:, :T], take_rows(x[:, source], left), mean], dim=1),
+        torch.cat([sizes[:, :T], left_sizes, new], dim=1),
     )
     if tokens.owners is not None:
-        ahead = T + moves.left.shape[1]
+        ahead = T + left.shape[1]
         index = token_indices(x).clone()  # of each old token among the new ones
         index[:, target] = ahead + token_indices(new)
-        stays = moves.left_sizes > 0
-        left_index = torch.where(stays, T + token_indices(moves.left), ahead + match.gather(1, moves.left))
-        index[:, source] = (ahead + match).scatter(1, moves.left, left_index)
+        left_index = torch.where(left_sizes > 0, T + token_indices(left), ahead + match.gather(1, left))
+        index[:, source] = (ahead + match).scatter(1, left, left_index)
         after = after._replace(owners=index.gather(1, tokens.owners))
     return after if threshold is None else trim_padding(after)
-
-
-class Moves(NamedTuple):
-    """Indices and sizes of the sources that merge into their targets, and of the remaining ones."""
-
-    moved: Tensor  # (B, M)
-    moved_sizes: Tensor
-    left: Tensor  # (B, L)
-    left_sizes: Tensor
-
-
-def choose_moves(likeness: Tensor, sizes: Tensor, r: int, threshold: float | None) -> Moves:  # each (B, S)
-    order = likeness.argsort(dim=1, descending=True)
-    if threshold is None:
-        moved, left = order[:, :r], order[:, r:].sort(dim=1).values
-        return Moves(moved, sizes.gather(1, moved), left, sizes.gather(1, left))
-    joins = likeness > threshold
-    moved = order[:, : int(joins.sum(dim=1).max())]
-    return Moves(moved, (sizes * joins).gather(1, moved), token_indices(sizes), sizes * ~joins)
 
 
 def similarities(k: Tensor, sizes: Tensor, source: slice, target: slice, *, padded: bool) -> tuple[Tensor, Tensor]:
@@ -224,17 +189,14 @@ def take_rows(x: Tensor, index: Tensor) -> Tensor:  # (B, N, D), (B, M) -> (B, M
 
 
 def token_indices(x: Tensor) -> Tensor:
-    """0, 1, ... along the second axis, (B, N)."""
+    """The index of each token in its image, (B, N)."""
     return torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
 
 
 def tome_schedule(r: float, layers: int, inflection: float = 0.0) -> tuple[int, ...]:
     """ToMe's schedule: the number of tokens to merge in each layer, `r` on average.
 
-    Args:
-        r: Mean number per layer.
-        layers: Number of layers.
-        inflection: 0 is constant, -1 decreases from 2 r to 0, 1 increases from 0 to 2 r.
+    An inflection of 0 is constant, -1 decreases from 2 r to 0, 1 increases from 0 to 2 r.
     """
     if not -1 <= inflection <= 1:
         raise ConfigError(f"inflection={inflection} is not between -1 and 1")

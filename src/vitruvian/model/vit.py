@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitruvian.config import INNER_POSITIONS, ModelMeta, Preprocess, ViTConfig
+from vitruvian.config import ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.embed import Embedding
 from vitruvian.model.encoder import BLOCKS, AttentionPool, Block, PreLogits, norm_layer
-from vitruvian.model.token_merging import forward_merged, group_means
-from vitruvian.settings import Size
+from vitruvian.model.interface import ImageNetwork
+from vitruvian.model.token_merging import forward_merged, token_groups
+from vitruvian.settings import Size, check_choice, check_range
 
 # B images, N tokens (T before the patches), D width, F features the head reads, K classes
 
 
-class ViT(nn.Module):
+class ViT(ImageNetwork):
     """Normalized pixels (B, channels, height, width) -> logits (B, K), or features (B, F) without a head.
 
     If the head reads only the class token, the last block of `forward` computes only that token, and a forward hook on
@@ -30,10 +32,10 @@ class ViT(nn.Module):
         config: Architecture and numerics. Parameters are not initialized; see `vitruvian.build`.
     """
 
+    config: ViTConfig
+
     def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.meta = ModelMeta(preprocess=Preprocess(image_size=config.image_size))
+        super().__init__(config)
         self.patch_drop = 0.0
         """Patch dropout: fraction of patch tokens dropped at random in training."""
         self.grad_checkpointing = False
@@ -41,27 +43,23 @@ class ViT(nn.Module):
         self.shorten_last_block = True
         """Compute only the tokens that the head reads in the last block."""
         self.embed = Embedding(config)
-        last = max(1, config.depth - 1)
-        self.blocks = nn.ModuleList(
-            BLOCKS[config.block](config, drop_path=config.drop_path * layer / last) for layer in range(config.depth)
-        )
+        self.blocks = nn.ModuleList(BLOCKS[config.block](config, layer, self.embed) for layer in range(config.depth))
         self.norm = norm_layer(config, config.width) if config.final_norm else nn.Identity()
         self.attn_pool = AttentionPool(config) if config.pool == "map" else None
         self.pre_logits = PreLogits(config) if config.representation_size else nn.Identity()
-        self.head = nn.Linear(config.feature_width, config.num_classes) if config.num_classes else None
-        two_heads = config.distillation and config.num_classes
-        self.head_dist = nn.Linear(config.feature_width, config.num_classes) if two_heads else None
+        features, K = config.feature_width, config.num_classes
+        self.head = nn.Linear(features, K) if K else None
+        self.head_dist = nn.Linear(features, K) if K and config.distillation else None
 
-    def forward(self, pixels: Tensor) -> Tensor:
+    def forward(self, pixels: Tensor, labels: Tensor | None = None) -> Any:
+        """Logits (B, K), or with labels {"loss", "logits"}."""
         self.check(pixels)
-        return self.forward_head(self.forward_features(pixels, self.tokens_read))
+        return self.with_loss(self.forward_head(self.forward_features(pixels, self.tokens_read)), labels)
 
-    def check(self, pixels: Tensor) -> None:
-        """Raise ConfigError unless `pixels` is a batch of images with the model's number of channels."""
-        if pixels.dim() != 4 or pixels.shape[1] != self.config.in_channels:
-            raise ConfigError(
-                f"pixels have shape {tuple(pixels.shape)}, expected (B, {self.config.in_channels}, height, width)"
-            )
+    @property
+    def embed_dim(self) -> int:
+        """Width of the tokens."""
+        return self.config.width
 
     @property
     def tokens_read(self) -> int | None:
@@ -88,20 +86,22 @@ class ViT(nn.Module):
         if self.config.merges_tokens:
             checkpointing = self.training and self.grad_checkpointing
             x = forward_merged(self.blocks, self.config, x, first, checkpointing=checkpointing)
-            return x if self.config.norm_after_pool else self.norm(x)
-        last = len(self.blocks) - 1
-        for layer, block in enumerate(self.blocks):
-            computed = first if layer == last else None
-            if self.training and self.grad_checkpointing:
-                x = checkpoint(block, x, computed, grid, use_reentrant=False)
-            else:
-                x = block(x, computed, grid)
+        else:
+            last = self.blocks[-1]
+            for block in self.blocks:
+                x = self.run_block(block, x, first if block is last else None, grid)
         return x if self.config.norm_after_pool else self.norm(x)
+
+    def run_block(self, block: nn.Module, *inputs: Any) -> Any:
+        """The output of a block; in training with `grad_checkpointing`, only its input is stored for the gradient."""
+        if self.training and self.grad_checkpointing:
+            return checkpoint(block, *inputs, use_reentrant=False)
+        return block(*inputs)
 
     def drop_patches(self, tokens: Tensor) -> Tensor:
         """Patch dropout: keep a random fraction 1 - `patch_drop` of each image's patches, and all other tokens."""
-        if self.config.rope or self.config.pos_embed in INNER_POSITIONS:
-            raise ConfigError("patch_drop cannot be combined with positions inside attention, which need every patch")
+        if part := self.config.needs_all_patches:
+            raise ConfigError(f"patch_drop cannot be combined with {part}, which need every patch")
         B, N, D = tokens.shape
         T = self.config.prefix_tokens
         count = max(1, round((N - T) * (1 - self.patch_drop)))
@@ -148,13 +148,13 @@ class ViT(nn.Module):
         self.check(pixels)
         wanted = set(attention)
         x, grid = self.embed(pixels), self.grid_of(pixels)
-        merges = group_means(self.blocks, self.config, x)
+        groups = token_groups(self.blocks, self.config, x)
         yield "embedded", x
-        for layer, block in enumerate(self.blocks):
+        for layer, (block, means) in enumerate(zip(self.blocks, groups)):
             assert isinstance(block, Block)
             if layer in wanted:
-                yield f"block_{layer}/attention", block.attn.weights(block.attn_input(x), grid)
-            x = block(x, None, grid, merges[layer])
+                yield f"block_{layer}/attention", block.attention_weights(x, grid)
+            x = self.run_block(block, x, None, grid, None if means is None else means.matmul)
             yield f"block_{layer}", x
         tokens = x if self.config.norm_after_pool else self.norm(x)
         yield "encoded", tokens
@@ -167,20 +167,64 @@ class ViT(nn.Module):
     def intermediate_names(self) -> list[str]:
         """Names accepted by `forward_intermediates`."""
         layers = range(self.config.depth)
-        blocks = [name for i in layers for name in (f"block_{i}/attention", f"block_{i}")]
+        kinds = ("",) if self.config.attention == "mixer" else ("/attention", "")
+        blocks = [f"block_{i}{kind}" for i in layers for kind in kinds]
         return ["embedded", *blocks, "encoded", "pooled", "features", *(["logits"] if self.head is not None else [])]
 
-    def forward_intermediates(self, pixels: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
-        """The named intermediates of one forward pass.
+    def forward_intermediates(
+        self,
+        pixels: Tensor,
+        indices: int | Iterable[int] | Iterable[str] | None = None,
+        *,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: Literal["NCHW", "NLC"] = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """Intermediates of one forward pass: by name, or the outputs of blocks as timm returns them.
 
         Args:
             pixels: Normalized pixels (B, channels, height, width).
-            names: See `iter_intermediates`, or the property `intermediate_names`.
+            indices: Names (see `iter_intermediates`, or the property `intermediate_names`), or indices of blocks;
+                negative ones count from the end. An integer selects that many last blocks, None all blocks. The
+                arguments below are for indices.
+            return_prefix_tokens: Return pairs of patches and prefix tokens (class, distillation, registers).
+            norm: Apply the final norm to all outputs.
+            stop_early: Do not compute the blocks after the last selected one; needs `intermediates_only`.
+            output_fmt: Patches as a grid (B, D, rows, columns), or as a sequence "NLC" (B, N, D).
+            intermediates_only: Return the list of outputs alone.
+
+        Returns:
+            With names, a dictionary. With indices, the tokens (B, N, D) after the final norm, and the list of the
+            outputs of the selected blocks, in the order of the blocks.
 
         Raises:
             UnknownNameError: The model has no intermediate of that name.
+            ConfigError: The model has no such block.
         """
-        names = list(names)
+        chosen: int | list[Any] | None = indices if indices is None or isinstance(indices, int) else list(indices)
+        if isinstance(chosen, list) and any(isinstance(name, str) for name in chosen):
+            return self.named_intermediates(pixels, chosen)
+        check_choice("output_fmt", output_fmt, ("NCHW", "NLC"))
+        if stop_early and not intermediates_only:
+            raise ConfigError("stop_early=True needs intermediates_only=True: the final tokens need every block")
+        layers = {f"block_{i}" for i in take_indices(len(self.blocks), chosen)}
+        T, grid, outputs, final = self.config.prefix_tokens, self.grid_of(pixels), [], None
+        for name, x in self.iter_intermediates(pixels):
+            if name in layers:
+                x = self.norm(x) if norm and not self.config.norm_after_pool else x
+                patches, prefix = x[:, T:], x[:, :T]
+                if output_fmt == "NCHW":
+                    patches = patches.transpose(1, 2).unflatten(2, grid).contiguous()
+                outputs.append((patches, prefix) if return_prefix_tokens and T else patches)
+            if name == "encoded" or (stop_early and len(outputs) == len(layers)):
+                final = x
+                break
+        return outputs if intermediates_only else (final, outputs)
+
+    def named_intermediates(self, pixels: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+        """The intermediates of these names; see `iter_intermediates`."""
         known = self.intermediate_names
         for name in names:
             if name not in known:
@@ -202,3 +246,15 @@ class ViT(nn.Module):
         if not -layers <= index < layers:
             raise ConfigError(f"layer {index} does not exist: the model has layers 0 to {layers - 1}")
         return index % layers
+
+
+def take_indices(depth: int, indices: int | Iterable[Any] | None) -> list[int]:
+    """Indices of blocks from 0, given as in timm: the last n, any that exist, or None for all."""
+    if isinstance(indices, int):
+        check_range("indices", indices, 1, depth)
+        indices = range(depth - indices, depth)
+    chosen = list(range(depth) if indices is None else indices)
+    for index in chosen:
+        if not isinstance(index, int) or not -depth <= index < depth:
+            raise ConfigError(f"block {index!r} does not exist: the model has blocks 0 to {depth - 1}")
+    return [index % depth for index in chosen]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from markupsafe import Markup
 from PIL import Image, ImageDraw, ImageFont
@@ -13,16 +14,11 @@ from PIL import Image, ImageDraw, ImageFont
 from vitruvian.report.color import COLORS, INK, LINE, PAPER, SOFT
 from vitruvian.report.html import render
 
-LEFT, RIGHT, TOP, BOTTOM = 60, 14, 12, 46
-"""Margins for the axis labels, in pixels."""
-MAX_POINTS = 300
-"""Longer lines are averaged down to this many points."""
-MAX_DOTS = 40
-"""Lines of at most this many points have a dot at each point."""
-DASHES = ("", "7 5", "2 5", "9 4 2 4", "12 5", "4 3")
-"""SVG dash pattern of each line, so that lines differ without color, too."""
-SCALE = 2
-"""Images are drawn this much larger and reduced, which smooths them."""
+LEFT, RIGHT, TOP, BOTTOM = 60, 14, 12, 46  # margins for the axis labels, in pixels
+MAX_POINTS = 300  # longer lines are averaged down to this many points
+MAX_DOTS = 40  # lines of at most this many points have a dot at each point
+DASHES = ("", "7 5", "2 5", "9 4 2 4", "12 5", "4 3")  # SVG dash patterns, so that lines differ without color, too
+SCALE = 2  # images are drawn this much larger and reduced, which smooths them
 FONT_PIXELS = 14
 
 Point = tuple[float, float]
@@ -34,8 +30,8 @@ class Line:
 
     name: str
     points: Sequence[Point]
-    scatter: bool = False
-    """Draw dots instead of a line."""
+    scatter: bool = False  # draw dots instead of a line
+    color: int | None = None  # index into COLORS; by default the position among the lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +49,7 @@ class Axis:
         return (at - low) / (high - low)
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(NamedTuple):
     """A text centered vertically at y; `anchor` is start, middle or end."""
 
     x: float
@@ -80,8 +75,7 @@ class DrawnLine:
         return self.line.scatter or len(self.pixels) <= MAX_DOTS
 
 
-@dataclass(frozen=True, slots=True)
-class Drawing:
+class Drawing(NamedTuple):
     """A chart in pixels, which `Chart.svg` and `Chart.image` draw."""
 
     grid: list[tuple[Point, Point]]
@@ -98,10 +92,8 @@ class Chart:
     x_label: str
     log_x: bool = False
     log_y: bool = False
-    y_from: float | None = None
-    """A value that the vertical axis includes, for example 0."""
-    size: tuple[int, int] = (480, 280)
-    """Width and height in pixels, without title and legend."""
+    y_from: float | None = None  # a value that the vertical axis includes, for example 0
+    size: tuple[int, int] = (480, 280)  # width and height in pixels, without title and legend
 
     def __post_init__(self) -> None:
         assert len(self.lines) <= len(COLORS), "more lines than colors"
@@ -109,9 +101,8 @@ class Chart:
     def svg(self) -> Markup:
         """The chart as a part of a page, with a legend and a text for screen readers."""
         drawing, (width, height) = self.drawing(), self.size
-        ends = []
-        for line in (drawn.line for drawn in drawing.lines) if drawing else ():
-            ends.append(f"{line.name} from {line.points[0][1]:.4g} to {line.points[-1][1]:.4g}")
+        lines = [drawn.line for drawn in drawing.lines] if drawing else []
+        ends = [f"{line.name} from {line.points[0][1]:.4g} to {line.points[-1][1]:.4g}" for line in lines]
         summary = f"{self.title}: {', '.join(ends)}"
         return render("chart.html", title=self.title, drawing=drawing, width=width, height=height, summary=summary)
 
@@ -120,7 +111,15 @@ class Chart:
         drawing, (width, height) = self.drawing(), self.size
         if drawing is None:
             return None
-        entries = legend_positions([drawn.line.name for drawn in drawing.lines], width)
+        font = ImageFont.load_default(FONT_PIXELS)
+        entries: list[Point] = []  # where each entry of the legend starts, in as many rows as needed
+        x, y = float(LEFT), 40.0
+        for drawn in drawing.lines:
+            length = 28 + font.getlength(drawn.line.name)
+            if x > LEFT and x + length > width - RIGHT:
+                x, y = float(LEFT), y + 22
+            entries.append((x, y))
+            x += length + 24
         top = round(entries[-1][1]) + 14
         canvas = ImageCanvas(width, height + top)
         canvas.text(LEFT, 16, self.title, "start", INK)
@@ -144,14 +143,17 @@ class Chart:
 
     def drawing(self) -> Drawing | None:
         """The chart in pixels; None if there are no points to draw."""
-        lines = [(color, average_points(line, self.valid_points(line))) for color, line in enumerate(self.lines)]
-        lines = [(color, line) for color, line in lines if line.points]
+        logs, lines = (self.log_x, self.log_y), []
+        for position, line in enumerate(self.lines):
+            valid = [p for p in line.points if all(math.isfinite(v) and (v > 0 or not log) for v, log in zip(p, logs))]
+            if valid:  # points that the axes can show
+                lines.append((position if line.color is None else line.color, average_points(line, valid)))
         if not lines:
             return None
         width, height = self.size
-        points = [point for _, line in lines for point in line.points]
-        x_axis = horizontal_axis([x for x, _ in points], log=self.log_x)
-        y_axis = vertical_axis([y for _, y in points], include=self.y_from, log=self.log_y)
+        xs, ys = zip(*(point for _, line in lines for point in line.points))
+        x_axis = log_axis(xs) if self.log_x else horizontal_axis(xs)
+        y_axis = log_axis(ys) if self.log_y else vertical_axis(ys, include=self.y_from)
 
         def pixel(x: float, y: float) -> Point:
             column = LEFT + x_axis.fraction(x) * (width - LEFT - RIGHT)
@@ -168,11 +170,6 @@ class Chart:
         labels.append(Label((LEFT + width - RIGHT) / 2, height - 10, self.x_label, "middle"))
         drawn = [DrawnLine(line, color, [pixel(*point) for point in line.points]) for color, line in lines]
         return Drawing(grid, labels, drawn)
-
-    def valid_points(self, line: Line) -> list[Point]:
-        """The points that the axes can show."""
-        logs = self.log_x, self.log_y
-        return [p for p in line.points if all(math.isfinite(v) and (v > 0 or not log) for v, log in zip(p, logs))]
 
 
 class ImageCanvas:
@@ -199,35 +196,26 @@ class ImageCanvas:
         self.draw.text(self.scaled((x, y)), text, fill=color, anchor=side, font=font)
 
 
-def legend_positions(names: Sequence[str], width: int) -> list[Point]:
-    """Where each legend entry of an image starts, in as many rows as needed."""
-    font = ImageFont.load_default(FONT_PIXELS)
-    x, y, positions = float(LEFT), 40.0, []
-    for name in names:
-        length = 28 + font.getlength(name)
-        if x > LEFT and x + length > width - RIGHT:
-            x, y = float(LEFT), y + 22
-        positions.append((x, y))
-        x += length + 24
-    return positions
-
-
 def average_points(line: Line, points: list[Point]) -> Line:
     """The line with at most MAX_POINTS: means of groups of equal size, between the unchanged ends."""
     if line.scatter or len(points) <= MAX_POINTS:
-        return Line(line.name, points, line.scatter)
+        return replace(line, points=points)
     size = -(-len(points) // (MAX_POINTS - 2))
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     means = [(sum(x for x, _ in g) / len(g), sum(y for _, y in g) / len(g)) for g in groups]
-    return Line(f"{line.name} (means of {size})", [points[0], *means, points[-1]])
+    return replace(line, name=f"{line.name} (means of {size})", points=[points[0], *means, points[-1]])
 
 
-def horizontal_axis(values: Sequence[float], *, log: bool) -> Axis:
-    """From the minimum to the maximum; from zero if the minimum is close to it."""
+def log_axis(values: Sequence[float]) -> Axis:
+    """A logarithmic axis from the minimum to the maximum."""
     low, high = min(values), max(values)
-    if log:
-        low, high = (low, high) if low < high else (low / 2, high * 2)
-        return Axis(low, high, log_ticks(low, high), log)
+    low, high = (low, high) if low < high else (low / 2, high * 2)
+    return Axis(low, high, log_ticks(low, high), log=True)
+
+
+def horizontal_axis(values: Sequence[float]) -> Axis:
+    """A linear axis from the minimum, or from zero if that is close, to the maximum."""
+    low, high = min(values), max(values)
     if 0 < low < high / 5:
         low = 0.0
     if low == high:
@@ -236,12 +224,9 @@ def horizontal_axis(values: Sequence[float], *, log: bool) -> Axis:
     return Axis(low, high, [tick for tick in ticks(low, high, integers=integers) if low <= tick <= high])
 
 
-def vertical_axis(values: Sequence[float], *, include: float | None, log: bool) -> Axis:
-    """Between round numbers around the values."""
+def vertical_axis(values: Sequence[float], *, include: float | None) -> Axis:
+    """A linear axis between the round numbers that enclose the values."""
     low, high = min(values), max(values)
-    if log:
-        low, high = (low, high) if low < high else (low / 2, high * 2)
-        return Axis(low, high, log_ticks(low, high), log)
     if include is not None:
         low = min(low, include)
     if low == high:

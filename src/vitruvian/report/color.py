@@ -14,13 +14,11 @@ from PIL import Image
 
 COLORS = ("#0072b2", "#d55e00", "#007a59", "#a94a82", "#946500", "#2f7fb5")
 """Chart lines, distinguishable with color blindness: `--c0` ... in `style.css`, which also has them for dark mode."""
-INK, SOFT, LINE, PAPER = "#1c1e21", "#5d646e", "#d9dde3", "#ffffff"
-"""Text, secondary text, thin lines and background, in light mode and in images."""
+TRAINING, HELD_OUT, OTHER = 0, 1, 2  # indices of the colors of training images, held-out images and others
+INK, SOFT, LINE, PAPER = "#1c1e21", "#5d646e", "#d9dde3", "#ffffff"  # text, secondary text, thin lines, background
 VIRIDIS = ("440154", "482878", "3e4989", "31688e", "26828e", "1f9e89", "35b779", "6ece58", "b5de2b", "fde725")
 
-Values = NDArray[np.floating]
-Rgb = NDArray[np.uint8]
-"""(..., 3), 0 to 255."""
+Rgb = NDArray[np.uint8]  # (..., 3), 0 to 255
 
 
 @cache
@@ -32,7 +30,7 @@ def color_map() -> Rgb:
     return np.rint(np.stack(channels, axis=1)).astype(np.uint8)
 
 
-def apply_color_map(values: Values, low: float = 0.0, high: float = 1.0) -> Rgb:
+def apply_color_map(values: NDArray[np.floating], low: float = 0.0, high: float = 1.0) -> Rgb:
     """Map values between `low` and `high` to colors; values outside are clipped."""
     span = (np.asarray(values, dtype=np.float64) - low) / (high - low)
     return color_map()[np.rint(np.nan_to_num(span).clip(0, 1) * 255).astype(np.intp)]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup
 from PIL import Image
@@ -17,21 +17,14 @@ from PIL import Image
 from vitruvian.files import atomic_open, atomic_path, json_bytes
 from vitruvian.text import printable
 
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
-PAGE = "report.html"
-"""File name of a report."""
-THUMBNAIL_SIDE = 240
-"""Longest side in pixels. Shown at about half of that, for high-density screens."""
-TINY_SIDE = 64
-"""Images up to this side are shown with square pixels instead of being smoothed."""
-QUALITY = 82
-"""JPEG quality of embedded images."""
+PAGE = "report.html"  # file name of a report
+THUMBNAIL_SIDE = 240  # longest side in pixels, shown at about half of that for high-density screens
+TINY_SIDE = 64  # images up to this side are shown with square pixels instead of being smoothed
+QUALITY = 82  # JPEG quality of embedded images
 
 
 @cache
-def environment() -> Environment:
+def environment() -> Any:
     """The templates in `report/templates`. All values are escaped, and control characters become visible."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -92,11 +85,7 @@ def percent_bar(percent: float) -> Markup:
 
 
 def embed_image(image: Image.Image, alt: str, *, kind: str = "", exact: bool = False) -> Markup:
-    """An <img> with the image inside: JPEG, or PNG if it is tiny, transparent or must be `exact`.
-
-    Args:
-        kind: CSS class.
-    """
+    """An <img> of CSS class `kind` with the image inside: JPEG, or PNG if tiny, transparent or `exact`."""
     exact = exact or image.mode == "RGBA" or max(image.size) <= TINY_SIDE
     buffer = io.BytesIO()
     if exact:

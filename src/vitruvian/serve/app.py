@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
@@ -22,6 +23,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from vitruvian import __version__
@@ -31,31 +33,28 @@ from vitruvian.engines.runtimes import EngineName
 from vitruvian.errors import UnknownNameError, VitruvianError
 from vitruvian.model.build import Model
 from vitruvian.report.html import render
-from vitruvian.serve.batching import QueueFull, ShuttingDown
+from vitruvian.serve.batching import QueueFull, ServiceLimits, ShuttingDown
 from vitruvian.serve.inspection import Json
-from vitruvian.serve.limits import ServiceLimits
-from vitruvian.serve.middleware import AccessPolicy, Metrics, Refused, RequestMiddleware
+from vitruvian.serve.middleware import PUBLIC_PATHS, AccessPolicy, Metrics, Refused, RequestMiddleware
 from vitruvian.serve.requests import (
     ERRORS,
     EmbedResponse,
     ExplainOptions,
     ExplainResponse,
-    ImageRequest,
     InspectOptions,
     Options,
     PredictOptions,
     PredictResponse,
-    body_schema,
     read_request,
+    request_schema,
 )
 from vitruvian.serve.service import ServedModel, Service, TimedOut
 
 log = logging.getLogger("vitruvian.serve")
 O = TypeVar("O", bound=Options)  # noqa: E741
 
+# Content types of the page's files by extension. The system's table may be wrong, and browsers must not guess.
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "jpg": "image/jpeg", "svg": "image/svg+xml"}
-"""Content types of the page's files by extension. The system's table may be wrong, and browsers must not guess."""
-REVALIDATE = {"cache-control": "no-cache"}
 
 
 def create_app(
@@ -86,8 +85,38 @@ def create_app(
     add_status_routes(app, service, metrics)
     add_image_routes(app, service)
     add_page(app)
-    add_error_handlers(app)
-    return RequestMiddleware(app, limits=limits, access=access or AccessPolicy(), metrics=metrics), service
+
+    async def handle(request: Request, error: Exception) -> Response:
+        """Every error becomes a JSON object with a message and the request's id."""
+        return refusal(error).response(request.state.request_id)
+
+    for kind in (
+        Refused,
+        VitruvianError,
+        QueueFull,
+        ShuttingDown,
+        TimedOut,
+        ClientDisconnect,
+        HTTPException,
+        Exception,
+    ):
+        app.add_exception_handler(kind, handle)
+    paths = frozenset(route.path for route in app.routes if isinstance(route, Route))
+    access = access or AccessPolicy()
+    describe_access(app, access)
+    return RequestMiddleware(app, limits=limits, access=access, metrics=metrics, paths=paths), service
+
+
+def describe_access(app: FastAPI, access: AccessPolicy) -> None:
+    """Add the API key, if there is one, to the OpenAPI schema."""
+    if not access.api_key:
+        return
+    schema = app.openapi()  # cached by FastAPI
+    key = {"type": "apiKey", "in": "header", "name": "X-API-Key"}
+    schema["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}, "key": key}
+    for path, methods in schema["paths"].items():
+        for operation in methods.values():
+            operation["security"] = [] if path in PUBLIC_PATHS else [{"bearer": []}, {"key": []}]
 
 
 def add_status_routes(app: FastAPI, service: Service, metrics: Metrics) -> None:
@@ -95,10 +124,12 @@ def add_status_routes(app: FastAPI, service: Service, metrics: Metrics) -> None:
     async def health() -> dict[str, str]:
         return {"status": "ok", "version": __version__}
 
-    @app.get("/ready", summary="Whether every model is warmed up at every batch size.", responses={503: {}})
+    @app.get("/ready", summary="Whether every model has computed a test image.", responses={503: {}})
     async def ready() -> JSONResponse:
         waiting = [name for name, served in service.models.items() if not served.warm.done()]
-        return JSONResponse({"ready": not waiting, "warming_up": waiting}, 503 if waiting else 200)
+        failed = [name for name, served in service.models.items() if served.warm.done() and not served.is_ready]
+        state = {"ready": not waiting and not failed, "warming_up": waiting, **({"failed": failed} if failed else {})}
+        return JSONResponse(state, 200 if state["ready"] else 503)
 
     @app.get("/models", summary="The models by name; the first is the default.")
     async def models() -> dict[str, list[dict[str, Any]]]:
@@ -114,19 +145,6 @@ def add_image_routes(app: FastAPI, service: Service) -> None:
     limits = service.limits
     arriving: set[Request] = set()
 
-    async def read(request: Request, options: type[O], max_images: int) -> tuple[ImageRequest[O], ServedModel]:
-        """Parse a request and find its model; refuses it before the body is read if there is no room."""
-        if service.is_full or len(arriving) >= limits.queue:  # bounds the memory of bodies, too
-            raise QueueFull(service.retry_seconds())
-        arriving.add(request)
-        try:
-            parsed = await read_request(request, options, limits, max_images)
-        finally:
-            arriving.discard(request)
-        served = service.find_model(parsed.options.model)
-        request.state.model, request.state.images = served.name, len(parsed.images)
-        return parsed, served
-
     def add_route(
         path: str,
         summary: str,
@@ -140,11 +158,19 @@ def add_image_routes(app: FastAPI, service: Service) -> None:
         max_images = 1 if single else limits.max_images
 
         async def endpoint(request: Request) -> Response:
-            parsed, served = await read(request, options, max_images)
-            results = await until_disconnect(request, compute(served, parsed.images, parsed.options))
+            if service.is_full or len(arriving) >= limits.queue:  # before its body is read, which takes memory, too
+                raise QueueFull(service.retry_seconds())
+            arriving.add(request)
+            try:
+                names, images, fields = await read_request(request, options, limits, max_images)
+            finally:
+                arriving.discard(request)
+            served = service.find_model(fields.model)
+            request.state.model, request.state.images = served.name, len(images)
+            results = await until_disconnect(request, compute(served, images, fields))
             if all("error" in result for result in results):
                 raise Refused(422, results[0]["error"])
-            results = [{"name": name, **result} for name, result in zip(parsed.names, results)]
+            results = [{"name": name, **result} for name, result in zip(names, results)]
             return JSONResponse({"model": served.name, **(results[0] if single else {"results": results})})
 
         app.post(
@@ -153,7 +179,7 @@ def add_image_routes(app: FastAPI, service: Service) -> None:
             summary=summary,
             response_model=response,
             responses=ERRORS,
-            openapi_extra={"requestBody": body_schema(options, max_images=max_images)},
+            openapi_extra=request_schema(options, max_images=max_images),
         )(endpoint)
 
     explain, inspect = "Maps of one image, as arrays and overlays.", "Intermediate results for one image, for the page."
@@ -182,9 +208,11 @@ async def until_disconnect(request: Request, result: Awaitable[Any]) -> Any:
 
 @cache
 def page_files() -> dict[str, bytes]:
-    """The files of the page by name. Only these can be requested."""
+    """The files of the page by name, with the colors of all reports. Only these can be requested."""
     folder = files("vitruvian.serve") / "page"
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.rpartition(".")[2] in TYPES}
+    sources = [file for file in folder.iterdir() if file.name.rpartition(".")[2] in TYPES]
+    sources.append(files("vitruvian.report") / "templates" / "base.css")
+    return {file.name: file.read_bytes() for file in sources}
 
 
 @cache
@@ -198,58 +226,58 @@ def digit_png(digit: int) -> bytes:
     return file.getvalue()
 
 
+def static(request: Request, content: bytes, kind: str) -> Response:
+    """The content with its ETag, or 304 if the browser has it already."""
+    headers = {"cache-control": "no-cache", "etag": f'W/"{zlib.crc32(content):08x}-{len(content)}"'}
+    if headers["etag"] in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type=kind, headers=headers)
+
+
 def add_page(app: FastAPI) -> None:
     """The page, its files and samples, and the documentation of the routes."""
 
     @app.get("/", include_in_schema=False)
-    async def index() -> Response:
-        return Response(page_files()["index.html"], media_type="text/html", headers=REVALIDATE)
+    async def index(request: Request) -> Response:
+        return static(request, page_files()["index.html"], "text/html")
 
     @app.get("/page/{name}", include_in_schema=False)
-    async def page_file(name: str) -> Response:
+    async def page_file(request: Request, name: str) -> Response:
         if name not in page_files():
             raise Refused(404, "the page has no such file")
-        kind = TYPES[name.rpartition(".")[2]]
-        return Response(page_files()[name], media_type=kind, headers=REVALIDATE)
+        return static(request, page_files()[name], TYPES[name.rpartition(".")[2]])
 
     @app.get("/page/digit/{digit}", include_in_schema=False)
-    async def digit_file(digit: str) -> Response:
+    async def digit_file(request: Request, digit: str) -> Response:
         if digit not in tuple("0123456789"):
             raise Refused(404, "digits are 0 to 9")
-        return Response(digit_png(int(digit)), media_type="image/png", headers=REVALIDATE)
+        return static(request, digit_png(int(digit)), "image/png")
 
     @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return Response(render("api.html", paths=app.openapi()["paths"]), media_type="text/html")
+    async def docs(request: Request) -> Response:
+        url = str(request.base_url).rstrip("/")
+        return static(request, render("api.html", paths=app.openapi()["paths"], url=url).encode(), "text/html")
 
 
-def add_error_handlers(app: FastAPI) -> None:
-    """Every error becomes a JSON object with a message and the request's id."""
+ROUTING_ERRORS = {404: "nothing at this path; /docs lists the routes", 405: "this path does not allow this method"}
 
-    def handle(kind: type[Exception], refusal: Callable[[Any], Refused]) -> None:
-        async def handler(request: Request, error: Exception) -> Response:
-            return refusal(error).response(request.state.request_id)
 
-        app.add_exception_handler(kind, handler)
-
-    def retry(error: Exception) -> Refused:
-        return Refused(503, str(error), headers={"retry-after": "1"})
-
-    def routing_error(error: HTTPException) -> Refused:
-        messages = {404: "nothing at this path; /docs lists the routes", 405: "this path does not allow this method"}
-        message = messages.get(error.status_code, str(error.detail))
-        return Refused(error.status_code, message, headers=dict(error.headers or {}))
-
-    def internal_error(error: Exception) -> Refused:
-        log.error("internal error", exc_info=error)
-        return Refused(500, "internal error; see the log of the service")
-
-    handle(Refused, lambda error: error)
-    handle(UnknownNameError, lambda error: Refused(404 if error.kind == "model" else 422, str(error)))
-    handle(VitruvianError, lambda error: Refused(422, str(error)))
-    handle(QueueFull, lambda error: Refused(429, str(error), headers={"retry-after": str(error.retry_seconds)}))
-    handle(ShuttingDown, retry)
-    handle(TimedOut, retry)
-    handle(ClientDisconnect, lambda _: Refused(499, "the client disconnected"))
-    handle(HTTPException, routing_error)
-    handle(Exception, internal_error)
+def refusal(error: Exception) -> Refused:
+    """The response to an error."""
+    match error:
+        case Refused():
+            return error
+        case VitruvianError():
+            is_unknown_model = isinstance(error, UnknownNameError) and error.kind == "model"
+            return Refused(404 if is_unknown_model else 422, str(error))
+        case QueueFull():
+            return Refused(429, str(error), headers={"retry-after": str(error.retry_seconds)})
+        case ShuttingDown() | TimedOut():
+            return Refused(503, str(error), headers={"retry-after": "1"})
+        case ClientDisconnect():
+            return Refused(499, "the client disconnected")
+        case HTTPException():
+            message = ROUTING_ERRORS.get(error.status_code, str(error.detail))
+            return Refused(error.status_code, message, headers=dict(error.headers or {}))
+    log.error("internal error", exc_info=error)
+    return Refused(500, "internal error; see the log of the service")

@@ -1,4 +1,4 @@
-"""Dynamic batching: threads that take whatever images are waiting whenever the model is free.
+"""The limits of the service, and dynamic batching: threads take whatever images wait whenever the model is free.
 
 Two batches of one model may overlap, each with half of the accepted images: clients that were served together send
 their next image together, and the cores would be idle until then. A request reserves room for its images before any
@@ -15,14 +15,30 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Generic, Self, TypeVar
+from typing import Annotated, Any, Generic, Self, TypeVar
+
+from vitruvian.config import DEFAULT_BATCH_SIZE
+from vitruvian.settings import MAX_INT, BatchSize, Range, Settings
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+Count = Annotated[int, Range(1, MAX_INT)]
+
 MAX_RETRY_SECONDS = 60
-THREADS = 2
-"""Batches of one model that can overlap."""
+THREADS = 2  # batches of one model that can overlap
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceLimits(Settings):
+    """Limits of one request and of all requests together."""
+
+    batch_size: BatchSize = DEFAULT_BATCH_SIZE  # maximum batch size of the model
+    queue: Count = 64  # accepted images per model; further requests get status 429
+    max_images: Count = 32  # images per request
+    max_bytes: Count = 20_000_000  # bytes in the body of a request
+    max_pixels: Count = 40_000_000  # pixels per image, whatever the size of its file
+    max_seconds: Annotated[float, Range(0.01, 1e6)] = 30.0  # each for headers, body, decoding and response
 
 
 class QueueFull(Exception):
@@ -41,11 +57,9 @@ class ShuttingDown(Exception):
 class BatchFunction(Generic[T, R]):
     """A computation over batches; only values of the same function share a batch."""
 
-    run: Callable[[list[T]], Sequence[R]]
-    """From the values of a batch to one result for each, in the same order."""
+    run: Callable[[list[T]], Sequence[R]]  # from the values of a batch to one result for each, in the same order
     max_batch: int
-    max_parallel: int = 1
-    """Batches of this function that may overlap, up to THREADS. It never overlaps with another function."""
+    max_parallel: int = 1  # overlapping batches, up to THREADS; it never overlaps with another function
 
 
 @dataclass(slots=True, eq=False)
@@ -69,10 +83,8 @@ class Batcher:
         self, *, queue: int, name: str = "model", on_batch: Callable[[int, float], None] = lambda images, seconds: None
     ) -> None:
         self.queue = queue
-        self.accepted = 0
-        """Images that are reserved, waiting or being computed."""
-        self.seconds_per_image = 0.05
-        """Moving average; a guess until the first batch is done."""
+        self.accepted = 0  # images that are reserved, waiting or being computed
+        self.seconds_per_image = 0.05  # moving average; a guess until the first batch is done
         self._on_batch = on_batch
         self._waiting: deque[QueuedValue] = deque()
         self._open = True
@@ -113,11 +125,6 @@ class Batcher:
     def _release(self, images: int) -> None:
         with self._changed:
             self.accepted -= images
-            self._changed.notify_all()
-
-    def _put(self, values: Sequence[QueuedValue]) -> None:
-        with self._changed:
-            self._waiting.extend(values)
             self._changed.notify_all()
 
     def _loop(self) -> None:
@@ -164,30 +171,30 @@ class Batcher:
         batch = [value for value in batch if value.future.set_running_or_notify_cancel()]
         if not batch:
             return
-        function, started = batch[0].function, time.monotonic()
-        results: list[tuple[Any, Exception | None]]
-        try:
-            results = [(result, None) for result in function.run([queued.value for queued in batch])]
-            assert len(results) == len(batch), f"{len(batch)} values gave {len(results)} results"
-        except Exception as error:
-            results = [(None, error)] if len(batch) == 1 else [self._run_alone(queued) for queued in batch]
+        started = time.monotonic()
+        results = _results(batch[0].function, [queued.value for queued in batch])
         seconds = time.monotonic() - started
         seconds_per_image = seconds / len(batch) / len(self._running)  # overlapping batches share the cores
         self.seconds_per_image += 0.2 * (seconds_per_image - self.seconds_per_image)
         self._on_batch(len(batch), seconds)
         self._release(len(batch))  # before the results, so that a client can send its next image at once
-        for queued, (result, problem) in zip(batch, results):
-            if problem is None:
-                queued.future.set_result(result)
+        for queued, result in zip(batch, results):
+            if isinstance(result, Exception):
+                queued.future.set_exception(result)
             else:
-                queued.future.set_exception(problem)
+                queued.future.set_result(result)
 
-    def _run_alone(self, queued: QueuedValue) -> tuple[Any, Exception | None]:
-        try:
-            (result,) = queued.function.run([queued.value])
-            return result, None
-        except Exception as error:
-            return None, error
+
+def _results(function: BatchFunction[Any, Any], values: list[Any]) -> list[Any]:
+    """The result or the exception of each value; those of a batch that fails are computed one by one."""
+    try:
+        results = list(function.run(values))
+        assert len(results) == len(values), f"{len(values)} values gave {len(results)} results"
+        return results
+    except BaseException as error:  # Rust libraries panic with a BaseException, which would end the thread
+        if not isinstance(error, Exception):
+            error = RuntimeError(f"{type(error).__name__}: {error}")
+        return [error] if len(values) == 1 else [_results(function, [value])[0] for value in values]
 
 
 class Reservation:
@@ -204,7 +211,9 @@ class Reservation:
         queued = [QueuedValue(function, value) for value in values]
         for value in queued:
             value.future.add_done_callback(lambda future: self._batcher._release(1) if future.cancelled() else None)
-        self._batcher._put(queued)
+        with self._batcher._changed:
+            self._batcher._waiting.extend(queued)
+            self._batcher._changed.notify_all()
         return [value.future for value in queued]
 
     def __enter__(self) -> Self:

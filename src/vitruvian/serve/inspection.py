@@ -14,10 +14,11 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.errors import ConfigError
-from vitruvian.explain.attention import attention_rollout, gradient_attention, inference, require_vit
+from vitruvian.explain.attention import attention_rollout, gradient_attention, require_vit
 from vitruvian.explain.deletion import cover_patches
 from vitruvian.explain.reconstruct import to_image, unnormalize
 from vitruvian.inference import Classifier, Encoder, probabilities_of
+from vitruvian.model.cores import eval_mode
 from vitruvian.model.vit import ViT
 
 # L layers, H heads, N tokens (T before the patches), P patches, K classes
@@ -25,12 +26,9 @@ from vitruvian.model.vit import ViT
 Part = Literal["input", "layers", "rollout", "gradient", "attention", "similarity"]
 PARTS: tuple[Part, ...] = get_args(Part)
 NEED_HEAD = frozenset({"layers", "gradient"})
-MAX_16_BIT_SIZE = 4_000_000
-"""Larger arrays are sent with 8 bits per number."""
-MAX_SIZE = 32_000_000
-"""Maximum size of an array that is sent."""
-TOP_CLASSES = 5
-"""Number of final predictions to follow through the layers, in addition to the best class of each layer."""
+MAX_16_BIT_SIZE = 4_000_000  # larger arrays are sent with 8 bits per number
+MAX_SIZE = 32_000_000  # maximum size of an array that is sent
+TOP_CLASSES = 5  # final predictions to follow through the layers, in addition to the best class of each layer
 
 Json = dict[str, Any]
 
@@ -47,7 +45,7 @@ def inspect_image(
     vit = require_vit(encoder.model)
     for part in parts:
         if part in NEED_HEAD and not isinstance(encoder, Classifier):
-            raise ConfigError(f"{part}: this model has no head, so it makes no predictions")
+            raise ConfigError("this model has no head, so it makes no predictions", where=part)
     batch = pixels[None].to(encoder.device)
     layer = vit.layer(layer)
     result: Json = {"grid": list(vit.config.grid_of((pixels.shape[1], pixels.shape[2])))}
@@ -74,24 +72,22 @@ def erase_patches(pixels: Tensor, patches: Sequence[int], encoder: Encoder) -> T
     grid = require_vit(encoder.model).config.grid_of((pixels.shape[1], pixels.shape[2]))
     count = grid[0] * grid[1]
     if not 0 <= min(patches) <= max(patches) < count:
-        raise ConfigError(f"erased: patches are numbered from 0 to {count - 1}")
+        raise ConfigError(f"patches are numbered from 0 to {count - 1}", where="erased")
     return cover_patches(pixels, np.asarray(patches, dtype=np.int64), grid)
 
 
 def attention_weights(vit: ViT, batch: Tensor, layer: int) -> Tensor:  # (H, N, N)
     tokens = vit.config.prefix_tokens + batch.shape[2] * batch.shape[3] // vit.config.stride**2
     if vit.config.num_heads * tokens**2 > MAX_SIZE:
-        raise ConfigError(
-            f"attention: {vit.config.num_heads} heads of {tokens} x {tokens} numbers are too many to send; "
-            "serve the model with a smaller --image-size"
-        )
-    with inference(vit):
+        reason = f"{vit.config.num_heads} heads of {tokens} x {tokens} numbers are too many to send"
+        raise ConfigError(reason, where="attention", hint="serve the model with a smaller --image-size")
+    with eval_mode(vit), torch.no_grad():
         return next(weights[0] for _, weights in vit.attention_maps(batch, [layer]))
 
 
 def patch_similarity(vit: ViT, batch: Tensor, layer: int) -> Tensor:
     """Cosine similarity of all pairs of patch tokens after a layer, (P, P)."""
-    with inference(vit):
+    with eval_mode(vit), torch.no_grad():
         tokens = next(value[0] for name, value in vit.iter_intermediates(batch) if name == f"block_{layer}")
     unit = torch.nn.functional.normalize(tokens[vit.config.prefix_tokens :].float(), dim=-1)
     return unit @ unit.T
@@ -105,7 +101,7 @@ def layer_predictions(classifier: Classifier, vit: ViT, batch: Tensor) -> Json:
         `best`, the index into `classes` of each layer's best class.
     """
     rows = []
-    with inference(vit):
+    with eval_mode(vit), torch.no_grad():
         for name, tokens in vit.iter_intermediates(batch):
             if name == "embedded" or name.startswith("block_"):
                 normalized = tokens if vit.config.norm_after_pool else vit.norm(tokens)

@@ -9,26 +9,27 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from starlette.datastructures import Headers
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitruvian.serve.limits import ServiceLimits
+from vitruvian.serve.batching import ServiceLimits
 from vitruvian.text import format_bytes
 
 access_log = logging.getLogger("vitruvian.serve.access")
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+# Paths that need no API key, in addition to the page's files. They reveal nothing about requests.
 PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/docs", "/openapi.json"})
-"""Paths that need no API key, in addition to the page's files. They reveal nothing about requests."""
-DRAIN_SECONDS = 3.0
-"""How long the body of a refused request is read and discarded, so that its client reads the response."""
+DRAIN_SECONDS = 3.0  # how long the body of a refused request is read, so that its client reads the response
 HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -92,20 +93,18 @@ class Metrics:
 class AccessPolicy:
     """Who may use the service."""
 
-    api_key: str = field(default="", repr=False)
-    """Required as `Authorization: Bearer KEY` or `X-API-Key: KEY`; empty for none."""
-    hosts: tuple[str, ...] = ()
-    """Host names by which clients may address the service; empty for any."""
+    api_key: str = field(default="", repr=False)  # in `Authorization: Bearer KEY` or `X-API-Key: KEY`; empty for none
+    hosts: tuple[str, ...] = ()  # host names by which clients may address the service; empty for any
 
     def check(self, method: str, path: str, headers: Headers) -> None:
         """Raise Refused if host, origin or API key are wrong."""
         host = headers.get("host", "")
         if len(headers.getlist("host")) > 1:
             raise Refused(400, "the request has more than one Host header")
-        if self.hosts and host_name(host) not in self.hosts:
+        if self.hosts and ("@" in host or split_url(f"//{host}").hostname not in self.hosts):
             raise Refused(403, "this Host is not served here; allow it with --allow-host")
         if method not in ("GET", "HEAD"):
-            foreign = any(origin_host(origin) != host for origin in headers.getlist("origin"))
+            foreign = any(not host or split_url(origin).netloc != host for origin in headers.getlist("origin"))
             if foreign or headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
                 raise Refused(403, "requests from pages of another origin are refused")
         if self.api_key and path not in PUBLIC_PATHS and not path.startswith("/page/"):
@@ -118,15 +117,18 @@ class AccessPolicy:
 class RequestMiddleware:
     """The outermost layer of the application."""
 
-    def __init__(self, app: ASGIApp, *, limits: ServiceLimits, access: AccessPolicy, metrics: Metrics) -> None:
-        self.app, self.limits, self.access, self.metrics = app, limits, access, metrics
+    def __init__(
+        self, app: ASGIApp, *, limits: ServiceLimits, access: AccessPolicy, metrics: Metrics, paths: frozenset[str]
+    ) -> None:
+        self.app, self.limits, self.access, self.metrics, self.paths = app, limits, access, metrics, paths
+        self.compressing = GZipMiddleware(app, minimum_size=1000, compresslevel=6)  # the page, reports of state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return
-        started = time.monotonic()
+        started, method = time.monotonic(), scope["method"]
         headers = Headers(scope=scope)
         request_id = headers.get("x-request-id", "")
         if not REQUEST_ID.fullmatch(request_id):
@@ -139,6 +141,7 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                await body.drain()
                 extra = {**HEADERS, "x-request-id": request_id}
                 if not body.complete:  # the rest of the body would be taken for the next request
                     extra["connection"] = "close"
@@ -150,26 +153,26 @@ class RequestMiddleware:
                 self.access.check(scope["method"], scope["path"], headers)
                 body.check_length()
             except Refused as refused:
-                await body.drain()
                 await refused.response(request_id)(scope, receive, send_with_headers)
                 return
-            await self.app(scope, body.receive, send_with_headers)
+            if scope["method"] == "HEAD":
+                scope = {**scope, "method": "GET"}  # the server leaves out the body
+            app = self.compressing if scope["method"] == "GET" else self.app
+            await app(scope, body.receive, send_with_headers)
         finally:
-            self.log(scope, status, time.monotonic() - started, body)
-
-    def log(self, scope: MutableMapping[str, Any], status: int, seconds: float, body: LimitedBody) -> None:
-        state = scope["state"]
-        line = {
-            "request_id": state["request_id"],
-            "client": (scope.get("client") or ("",))[0],
-            "method": scope["method"],
-            "path": scope["path"],
-            "status": status,
-            "seconds": round(seconds, 4),
-            "bytes": body.bytes_read,
-        }
-        line |= {key: state[key] for key in ("model", "images") if key in state}
-        self.metrics.log_response(getattr(scope.get("route"), "path", "other"), line)
+            line = {
+                "request_id": request_id,
+                "client": (scope.get("client") or ("",))[0],
+                "method": method,
+                "path": scope["path"],
+                "status": status,
+                "seconds": round(time.monotonic() - started, 4),
+                "bytes": body.bytes_read,
+            }
+            line |= {key: value for key, value in scope["state"].items() if key in ("model", "images")}
+            refused_path = scope["path"] if scope["path"] in self.paths else "other"  # there is no route before routing
+            route = scope.get("route")
+            self.metrics.log_response(refused_path if route is None else route.path, line)
 
 
 class LimitedBody:
@@ -203,29 +206,17 @@ class LimitedBody:
 
     async def drain(self) -> None:
         """Read and discard the body for a while: a client that cannot finish writing may never read the response."""
-        if self.expects_continue:
+        if self.complete or self.expects_continue or time.monotonic() > self.deadline:
             return
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
                 while not self.complete:
-                    message = await self._receive()
-                    self.complete = not message.get("more_body", False)
-        except TimeoutError:
-            pass
+                    self.complete = not (await self._receive()).get("more_body", False)
 
 
-def host_name(host: str) -> str:
-    """The name in a Host header without its port; empty if the header is invalid."""
+def split_url(text: str) -> SplitResult:
+    """The parts of a URL, all empty if it is invalid."""
     try:
-        name = urlsplit(f"//{host}").hostname if "@" not in host else None
+        return urlsplit(text)
     except ValueError:  # an incomplete IPv6 address
-        return ""
-    return (name or "").lower()
-
-
-def origin_host(origin: str) -> str | None:
-    """Host and port of an Origin header; None if the header is invalid."""
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return None
+        return urlsplit("")

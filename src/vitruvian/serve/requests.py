@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
-from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar
+from collections.abc import Iterable
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
+from vitruvian.errors import UnknownNameError
 from vitruvian.explain.explainer import METHODS, Method
+from vitruvian.serve.batching import ServiceLimits
 from vitruvian.serve.inspection import PARTS, Part
-from vitruvian.serve.limits import ServiceLimits
 from vitruvian.serve.middleware import Refused
 
 MAX_TOP = 100
@@ -171,8 +171,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def body_schema(options: type[Options], *, max_images: int) -> dict[str, Any]:
-    """The OpenAPI schema of a request body: a form with files, or JSON with base64."""
+def request_schema(options: type[Options], *, max_images: int) -> dict[str, Any]:
+    """The OpenAPI schema of a request: a form with files, or JSON with base64; options may be query parameters."""
     fields = options.model_json_schema(ref_template="#/components/schemas/{model}")
 
     def content(image: dict[str, Any], name: str) -> dict[str, Any]:
@@ -187,42 +187,41 @@ def body_schema(options: type[Options], *, max_images: int) -> dict[str, Any]:
         }
 
     form = content({"type": "string", "format": "binary"}, "image")
-    return {
-        "required": True,
-        "content": {
-            "multipart/form-data": form,
-            "application/json": content(EncodedImage.model_json_schema(), "images"),
-        },
-    }
+    as_json = content(EncodedImage.model_json_schema(), "images")
+    body = {"required": True, "content": {"multipart/form-data": form, "application/json": as_json}}
+    parameters = [
+        {"name": name, "in": "query", "description": field.get("description", ""), "schema": field}
+        for name, field in fields["properties"].items()
+    ]
+    return {"requestBody": body, "parameters": parameters}
 
 
 O = TypeVar("O", bound=Options)  # noqa: E741
 M = TypeVar("M", bound=BaseModel)
+Parsed = tuple[list[str], list[bytes], dict[str, Any]]  # names and contents of the images, and the other fields
+Pairs = Iterable[tuple[str, str]]  # names and values of form fields and query parameters; a name may occur repeatedly
 
 
-@dataclass(frozen=True, slots=True)
-class ImageRequest(Generic[O]):
-    """The images of a request with their names, and its options."""
-
-    names: list[str]
-    images: list[bytes]
-    options: O
-
-
-async def read_request(request: Request, options: type[O], limits: ServiceLimits, max_images: int) -> ImageRequest[O]:
-    """Parse and validate a request; raises Refused."""
+async def read_request(
+    request: Request, options: type[O], limits: ServiceLimits, max_images: int
+) -> tuple[list[str], list[bytes], O]:
+    """The names and the contents of the images of a request, and its options; raises Refused."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
-        parsed = await read_form(request, options, limits)
+        names, images, fields = await read_form(request, options, limits)
+        field = "image"
     elif kind == "application/json":
-        parsed = read_json(await request.body(), options, max_images)
+        names, images, fields = read_json(await request.body(), max_images)
+        field = "images"
     else:
         problem = f"not {kind}" if kind else "with a Content-Type"
         raise Refused(415, f"send multipart/form-data with files, or application/json with base64, {problem}")
-    if not parsed.images:
+    add_fields(options, fields, request.query_params.multi_items())
+    validated = validate_fields(options, fields, known=(field,))
+    if not images:
         raise Refused(422, "no image in the request; send files in the form field 'image'")
-    check_count(len(parsed.images), max_images)
-    return parsed
+    check_count(len(images), max_images)
+    return names, images, validated
 
 
 def check_count(images: int, max_images: int) -> None:
@@ -230,12 +229,27 @@ def check_count(images: int, max_images: int) -> None:
         raise Refused(413, f"{images} images are more than the limit of {max_images} per request")
 
 
-async def read_form(request: Request, options: type[O], limits: ServiceLimits) -> ImageRequest[O]:
+def add_fields(options: type[Options], fields: dict[str, Any], pairs: Pairs) -> None:
+    """Add pairs to the fields. Values of a list, such as `labels`, are added up; other fields occur once."""
+    for name, value in pairs:
+        if name not in fields:
+            fields[name] = value
+            continue
+        before = split_commas(fields[name])
+        if name not in options.model_fields or CommaList not in options.model_fields[name].metadata:
+            raise Refused(422, f"the field {name!r} occurs twice")
+        if not isinstance(before, list):
+            raise Refused(422, f"{name}: not a list")
+        fields[name] = [*before, *value.split(",")]
+
+
+async def read_form(request: Request, options: type[Options], limits: ServiceLimits) -> Parsed:
     names: list[str] = []
     images: list[bytes] = []
+    pairs: list[tuple[str, str]] = []
     fields: dict[str, Any] = {}
     try:
-        async with request.form(max_files=limits.max_images + 1, max_fields=MAX_FIELDS) as form:
+        async with request.form(max_files=limits.max_images + 1, max_fields=MAX_LABELS + MAX_FIELDS) as form:
             for name, value in form.multi_items():
                 if isinstance(value, UploadFile):
                     if name != "image":
@@ -244,16 +258,15 @@ async def read_form(request: Request, options: type[O], limits: ServiceLimits) -
                     images.append(await value.read())
                 elif name == "image":
                     raise Refused(422, "the field 'image' has text, not a file; with curl use -F image=@photo.jpg")
-                elif name in fields:
-                    raise Refused(422, f"the field {name!r} occurs twice")
                 else:
-                    fields[name] = value
+                    pairs.append((name, value))
     except HTTPException as error:  # raised by Starlette for a malformed form and for too many fields
         raise Refused(400, f"malformed form: {error.detail}") from None
-    return ImageRequest(names, images, validate_fields(options, fields))
+    add_fields(options, fields, pairs)
+    return names, images, fields
 
 
-def read_json(body: bytes, options: type[O], max_images: int) -> ImageRequest[O]:
+def read_json(body: bytes, max_images: int) -> Parsed:
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
@@ -265,28 +278,28 @@ def read_json(body: bytes, options: type[O], max_images: int) -> ImageRequest[O]
         raise Refused(422, 'images: not a list such as [{"data": "..."}]')
     check_count(len(items), max_images)  # before any of them is validated
     images = [validate_fields(EncodedImage, item, f"images.{index}") for index, item in enumerate(items)]
-    data = [decode_base64(image.data, index) for index, image in enumerate(images)]
-    return ImageRequest([image.name for image in images], data, validate_fields(options, content))
+    data = []
+    for index, image in enumerate(images):
+        is_url, text = image.data.startswith("data:"), image.data
+        try:
+            data.append(base64.b64decode(text.partition(",")[2] if is_url else text, validate=True))
+        except ValueError:
+            raise Refused(422, f"images.{index}.data: not base64") from None
+    return [image.name for image in images], data, content
 
 
-def decode_base64(text: str, index: int) -> bytes:
-    """The bytes of a base64 text or data URL."""
-    if text.startswith("data:"):
-        text = text.partition(",")[2]
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise Refused(422, f"images.{index}.data: not base64") from None
-
-
-def validate_fields(model: type[M], content: object, where: str = "") -> M:
-    """The content as a `model`; raises Refused with the first invalid field."""
+def validate_fields(model: type[M], content: object, where: str = "", known: tuple[str, ...] = ()) -> M:
+    """The content as a `model`; raises Refused with the first invalid field. `known` are fields beside the model's."""
     if isinstance(content, dict) and len(content) > MAX_FIELDS:
         raise Refused(422, f"{where or 'the request'}: {len(content)} fields are more than the limit of {MAX_FIELDS}")
     try:
         return model.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
+        if first["type"] == "extra_forbidden":
+            known = (*known, *model.model_fields)
+            see = f"(known: {', '.join(known)})"
+            unknown = UnknownNameError("field", str(first["loc"][0]), known, see=see, where=where or None)
+            raise Refused(422, str(unknown)) from None
         field = ".".join([*([where] if where else []), *map(str, first["loc"])])
-        known = f"; known fields: {', '.join(model.model_fields)}" if first["type"] == "extra_forbidden" else ""
-        raise Refused(422, f"{field or 'the request'}: {first['msg']}{known}") from None
+        raise Refused(422, f"{field or 'the request'}: {first['msg']}") from None

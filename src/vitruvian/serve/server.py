@@ -8,6 +8,7 @@ import logging
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from vitruvian.engines.graph import Graph
 from vitruvian.engines.runtimes import EngineName, check_engine
 from vitruvian.errors import ConfigError, argument, require
 from vitruvian.model.build import Model
-from vitruvian.serve.limits import ServiceLimits
+from vitruvian.serve.batching import ServiceLimits
 from vitruvian.text import format_bytes
 
 if TYPE_CHECKING:
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from vitruvian.serve.middleware import Metrics
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-MAX_HEADER_BYTES = 65_536
-"""Limit of the request line and headers together, and of the bytes between two chunks of a body."""
+MAX_HEADER_BYTES = 65_536  # of the request line and headers together, and between two chunks of a body
 
 
 def serve(
@@ -56,6 +56,8 @@ def serve(
     from vitruvian.serve.app import create_app
     from vitruvian.serve.middleware import AccessPolicy, Metrics
 
+    if not (api_key.isascii() and api_key.isprintable() and api_key == api_key.strip()):
+        raise ConfigError("the API key has characters that no HTTP header can contain", hint="use letters and digits")
     listener = open_socket(host, port)
     if host in LOOPBACK:
         hosts = (*LOOPBACK, *hosts)
@@ -94,11 +96,24 @@ def open_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
+class JsonFormatter(logging.Formatter):
+    """One line of JSON per record; access lines are JSON already."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.name == "vitruvian.serve.access":
+            return record.getMessage()
+        line = {"level": record.levelname.lower(), "message": record.getMessage()}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **line})
+
+
 def set_up_logging() -> None:
-    """Log access lines (JSON) and errors with tracebacks to stderr; uvicorn's warnings about clients are dropped."""
+    """Log one line per request and errors to stderr, as JSON; other libraries' warnings about clients are dropped."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    for name, level in (("vitruvian.serve", logging.INFO), ("uvicorn", logging.ERROR)):
+    handler.setFormatter(JsonFormatter())
+    levels = {"vitruvian.serve": logging.INFO, "asyncio": logging.ERROR, "uvicorn": logging.ERROR}
+    for name, level in {**levels, "python_multipart": logging.CRITICAL}.items():
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)
@@ -120,8 +135,7 @@ def connection_class(limits: ServiceLimits, metrics: Metrics) -> type[HttpToolsP
     class LimitedConnection(HttpToolsProtocol):
         _timer: asyncio.TimerHandle | None = None
         _in_headers = True
-        _bytes_since_body = 0
-        """Bytes received since the last byte of a body."""
+        _bytes_since_body = 0  # received since the last byte of a body
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)

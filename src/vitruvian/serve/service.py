@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -17,34 +18,31 @@ from torch import Tensor
 from vitruvian.config import GraphConfig
 from vitruvian.data.decode import decode
 from vitruvian.data.preprocess import apply_preprocess
-from vitruvian.engines.graph import Graph
+from vitruvian.engines.graph import Graph, ImageModel
 from vitruvian.engines.runtimes import EngineName
 from vitruvian.errors import ConfigError, ImageError, UnknownNameError, VitruvianError
 from vitruvian.explain.explainer import Explainer, MapSettings
 from vitruvian.explain.overlay import FloatBox, overlay, resize_for_display, seen_box
-from vitruvian.inference import DECODERS, NOT_FINITE, Classifier, Encoder
+from vitruvian.inference import DECODERS, NOT_FINITE, Classifier, Encoder, probabilities_of
 from vitruvian.machine import trim_memory
-from vitruvian.model.build import ImageModel, Model
+from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_shapes
 from vitruvian.model.vit import ViT
-from vitruvian.serve.batching import Batcher, BatchFunction, Reservation
+from vitruvian.serve.batching import Batcher, BatchFunction, Reservation, ServiceLimits
 from vitruvian.serve.inspection import Json, erase_patches, inspect_image, png_base64
-from vitruvian.serve.limits import ServiceLimits
 from vitruvian.serve.requests import ExplainOptions, InspectOptions, Options, PredictOptions
 from vitruvian.text import printable
 from vitruvian.weights.zero_shot import text_encoder
 
 R = TypeVar("R")
-PARALLEL_BATCHES = 2
-"""Number of overlapping batches: the second fills the cores while the first ends and its clients send new images."""
-MAX_LABEL_SETS = 16
-"""Number of cached zero-shot classifiers, one per set of labels."""
-LARGE_PIXELS = 4_000_000
-"""After decoding an image of more pixels, freed memory is returned to the system; the C library would keep it."""
+PARALLEL_BATCHES = 2  # the second fills the cores while the first ends and its clients send new images
+MAX_ENGINE_DIFFERENCE = 1e-4  # between the probabilities of torch and of another engine
+MAX_LABEL_SETS = 16  # cached zero-shot classifiers, one per set of labels
+LARGE_PIXELS = 4_000_000  # after decoding a larger image, freed memory is returned; the C library would keep it
+VIT_FACTS = ["depth", "num_heads", "width", "stride", "grid", "prefix_tokens", "cls_token", "reg_tokens", "pool"]
 log = logging.getLogger("vitruvian.serve")
 
-OnBatch = Callable[[str, int, float], None]
-"""Called with the model's name, the images and the seconds of every batch."""
+OnBatch = Callable[[str, int, float], None]  # called with the model's name, the images and the seconds of every batch
 
 
 class TimedOut(Exception):
@@ -55,21 +53,17 @@ class TimedOut(Exception):
 class Upload:
     """A decoded image, without the image at its full size, which may take a hundred megabytes."""
 
-    pixels: Tensor
-    """Normalized (channels, rows, columns)."""
-    preview: Image.Image | None
-    """At a size for the screen, if requested."""
-    crop: FloatBox
-    """The model's input, in pixels of the full-size image."""
+    pixels: Tensor  # normalized (channels, rows, columns)
+    preview: Image.Image | None  # at a size for the screen, if requested
+    crop: FloatBox  # the model's input, in pixels of the full-size image
 
 
 def decode_upload(data: bytes, model: ImageModel, max_pixels: int, *, preview: bool = False) -> Upload:
     """Decode and preprocess an image; raises ImageError."""
     image = decode(data, max_pixels=max_pixels)
-    crop = seen_box((image.height, image.width), model.meta.preprocess)
-    upload = Upload(
-        apply_preprocess(image, model.meta.preprocess), resize_for_display(image) if preview else None, crop
-    )
+    preprocess = model.meta.preprocess
+    shown = resize_for_display(image) if preview else None
+    upload = Upload(apply_preprocess(image, preprocess), shown, seen_box((image.height, image.width), preprocess))
     is_large = image.width * image.height > LARGE_PIXELS
     del image
     if is_large:
@@ -86,21 +80,25 @@ class ServedModel:
         self.name = name
         self.model = model.eval()
         loaded: object = model
-        self.graph = loaded if isinstance(loaded, Graph) else None
-        """The model, if it is an exported graph, which has its own engine."""
+        self.graph = loaded if isinstance(loaded, Graph) else None  # an exported graph has its own engine
         if self.graph is not None and not model.config.num_classes:
-            raise ConfigError(f"{name}: an exported graph without a head makes no predictions; serve its weights")
+            reason = "an exported graph without a head makes no predictions"
+            raise ConfigError(reason, where=name, hint="serve its weights")
         engine = engine if self.graph is None else "torch"
-        self.encoder = Classifier(model, engine=engine) if model.config.num_classes else Encoder(model)
+        first: EngineName = "torch" if engine == "auto" else engine  # measuring engines may take a minute
+        self.encoder = Classifier(model, engine=first) if model.config.num_classes else Encoder(model)
+        self.switch: threading.Thread | None = None
+        if engine == "auto" and model.config.num_classes:
+            self.switch = threading.Thread(target=self._switch_engine, args=(limits.batch_size,), daemon=True)
         self.batcher = Batcher(queue=limits.queue, name=name, on_batch=partial(on_batch, name))
         parallel, size = PARALLEL_BATCHES, limits.batch_size
         self.classify: BatchFunction[Tensor, Tensor] = BatchFunction(self._logits, size, parallel)
         self.embed: BatchFunction[Tensor, Tensor] = BatchFunction(self._features, size, parallel)
         self.call: BatchFunction[Callable[[], Any], Any] = BatchFunction(lambda calls: [call() for call in calls], 1)
-        self.accepts_labels = False
-        """Whether the model has a text tower for zero-shot classification."""
+        self.accepts_labels = False  # whether the model has a text tower for zero-shot classification
         self.zero_shot = lru_cache(MAX_LABEL_SETS)(self._zero_shot)
         self.warm = self.batcher.reserve(1).put(self.call, [lambda: self._warm_up(limits.batch_size)])[0]
+        self.warm.add_done_callback(self._log_failure)
 
     def _logits(self, pixels: list[Tensor]) -> tuple[Tensor, ...]:
         return map_over_shapes(self.classifier.logits, pixels).unbind()
@@ -108,22 +106,60 @@ class ServedModel:
     def _features(self, pixels: list[Tensor]) -> tuple[Tensor, ...]:
         return map_over_shapes(self.encoder.features, pixels).unbind()
 
+    def _log_failure(self, warm: Future[None]) -> None:
+        if error := warm.exception():
+            known = isinstance(error, VitruvianError)
+            log.error("%s is not ready: %s", self.name, error, exc_info=None if known else error)
+
+    def _test_image(self) -> Tensor:
+        """Normalized pixels of a gray image."""
+        preprocess = self.model.meta.preprocess
+        return apply_preprocess(Image.new("RGB", preprocess.image_size[::-1], "gray"), preprocess)
+
     def _warm_up(self, max_batch: int) -> None:
-        """Compute every batch size once: the first batch of a size takes several times as long as the next."""
-        blank = torch.zeros(len(self.model.meta.preprocess.mean), *self.model.meta.preprocess.image_size)
+        """Compute a test image at every batch size: the first batch of a size takes several times as long as the next.
+
+        Raises an error if the model cannot compute it; then the model is not ready.
+        """
+        pixels = self._test_image()
         run = self.embed.run
         if isinstance(self.encoder, Classifier):
             run = self.classify.run
-            self.encoder.prepare(torch.stack([blank] * max_batch))
-            self.encoder.prepare(blank[None])
+            self.encoder.prepare(torch.stack([pixels] * max_batch))
+            self.encoder.prepare(pixels[None])
         for size in range(1, max_batch + 1):
-            run([blank] * size)
+            if not torch.isfinite(run([pixels] * size)[0]).all():
+                raise ConfigError(NOT_FINITE, where=self.name)
         if not self.model.config.num_classes:
             try:
                 text_encoder(self.encoder.torch_model)
                 self.accepts_labels = True
-            except VitruvianError as error:
+            except BaseException as error:  # the library of tokenizers panics with an error of its own kind
                 log.info("%s does not accept labels: %s", self.name, error)
+        if self.switch is not None:
+            self.switch.start()
+
+    def _switch_engine(self, max_batch: int) -> None:
+        """Choose the fastest engine in the background, and use it if its probabilities are the same."""
+        try:
+            pixels = self._test_image()
+            faster = Classifier(self.model, engine="auto")
+            faster.prepare(torch.stack([pixels] * max_batch))
+            faster.prepare(pixels[None])
+            for size in range(1, max_batch + 1):
+                logits = faster.logits(torch.stack([pixels] * size))
+            expected, found = (probabilities_of(self.model, x[0]) for x in (self._logits([pixels]), logits))
+            difference = float((expected - found).abs().max())
+            if not difference <= MAX_ENGINE_DIFFERENCE:
+                raise ConfigError(f"the probabilities of the engine differ by {difference:.2g}", where=self.name)
+            self.encoder = faster
+        except Exception as error:
+            log.error("%s continues with torch: %s", self.name, error)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the model has computed a test image."""
+        return self.warm.done() and self.warm.exception() is None
 
     def _zero_shot(self, labels: tuple[str, ...], template: str | None) -> Classifier:
         if not self.accepts_labels:
@@ -142,9 +178,9 @@ class ServedModel:
     def facts(self) -> Json:
         """Description of the model for clients."""
         config, preprocess = self.model.config, self.model.meta.preprocess
-        facts: Json = {
+        return {
             "name": self.name,
-            "ready": self.warm.done(),
+            "ready": self.is_ready,
             "num_classes": config.num_classes,
             "feature_dim": 0 if isinstance(config, GraphConfig) or self.graph is not None else config.feature_width,
             "image_size": list(preprocess.image_size),
@@ -154,31 +190,15 @@ class ServedModel:
             "engine": self.encoder.engine if self.graph is None else self.graph.graph.engine,
             "accepts_labels": self.accepts_labels,
             "digits": self.model.meta.labels == tuple("0123456789"),
-            "vit": None,
+            "vit": {key: getattr(config, key) for key in VIT_FACTS} if isinstance(self.model, ViT) else None,
         }
-        if isinstance(self.model, ViT):
-            vit = self.model.config
-            facts["vit"] = {
-                "depth": vit.depth,
-                "num_heads": vit.num_heads,
-                "width": vit.width,
-                "stride": vit.stride,
-                "grid": list(vit.grid),
-                "prefix_tokens": vit.prefix_tokens,
-                "pool": vit.pool,
-            }
-        return facts
 
 
 class Service:
     """All models of a process and the threads that decode images for them."""
 
     def __init__(
-        self,
-        models: Mapping[str, Model | Graph],
-        limits: ServiceLimits,
-        on_batch: OnBatch = lambda name, images, seconds: None,
-        engine: EngineName = "torch",
+        self, models: Mapping[str, Model | Graph], limits: ServiceLimits, on_batch: OnBatch, engine: EngineName
     ) -> None:
         self.limits = limits
         self.models = {name: ServedModel(name, model, limits, on_batch, engine) for name, model in models.items()}
@@ -193,10 +213,10 @@ class Service:
         return min(served.batcher.retry_seconds() for served in self.models.values())
 
     def stop(self) -> None:
-        """Finish the accepted images, then end all threads."""
+        """Finish the accepted images, if they take no longer than the time limit, then end all threads."""
         for served in self.models.values():
-            served.batcher.stop()
-        self._decoders.shutdown()
+            served.batcher.stop(self.limits.max_seconds)
+        self._decoders.shutdown(wait=False, cancel_futures=True)
 
     def find_model(self, name: str | None) -> ServedModel:
         """The model of this name, by default the first."""
@@ -213,10 +233,8 @@ class Service:
             ranked = classifier.rank(logits[None], options.top)[0]
             if not ranked:
                 return {"error": NOT_FINITE}
-            return {
-                "predictions": [prediction.to_json() for prediction in ranked],
-                "rejected": classifier.rejects(logits[None])[0],
-            }
+            rejected = classifier.rejects(logits[None])[0]
+            return {"predictions": [prediction.to_json() for prediction in ranked], "rejected": rejected}
 
         if options.template is not None and not options.labels:
             raise ImageError("template needs labels")
@@ -243,9 +261,7 @@ class Service:
     async def inspect(self, served: ServedModel, images: Sequence[bytes], options: InspectOptions) -> list[Json]:
         """Intermediate results for one image."""
         with served.batcher.reserve(1) as reservation:
-            (pixels,) = await self._decode_all([partial(self._pixels, served, images[0], options.erased)])
-            if isinstance(pixels, VitruvianError):
-                raise pixels
+            pixels = await self._decode_one(partial(self._pixels, served, images[0], options.erased))
             parts, layer, target = options.parts, options.layer, options.target
             compute = partial(inspect_image, served.encoder, pixels, parts, layer=layer, target=target)
             if parts == ["input"]:  # does not need the model
@@ -258,9 +274,7 @@ class Service:
         settings = MapSettings(methods=tuple(options.maps), layer=layer, head=head, patch=patch, target=target)
         with served.batcher.reserve(1) as reservation:
             load = partial(decode_upload, images[0], served.model, self.limits.max_pixels, preview=True)
-            (upload,) = await self._decode_all([load])
-            if isinstance(upload, VitruvianError):
-                raise upload
+            upload = await self._decode_one(load)
             return [await self._call(reservation, served, partial(explain_upload, served.model, upload, settings))]
 
     async def _call(self, reservation: Reservation, served: ServedModel, function: Callable[[], R]) -> R:
@@ -280,13 +294,16 @@ class Service:
     ) -> list[Json]:
         """Decode and compute images; one result or error for each, in order."""
         with served.batcher.reserve(len(images)) as reservation:
-            decoded = await self._decode_all([partial(self._pixels, served, image, patches) for image in images])
+            decoded = await self._decode(partial(self._pixels, served, image, patches) for image in images)
+            for pixels in decoded:
+                if not isinstance(pixels, Tensor | VitruvianError):
+                    raise pixels
             futures = reservation.put(function, [pixels for pixels in decoded if isinstance(pixels, Tensor)])
             outputs: list[Tensor | BaseException] = await self._wait(futures)
         remaining = iter(outputs)
         results: list[Json] = []
         for pixels in decoded:
-            output = pixels if isinstance(pixels, VitruvianError) else next(remaining)
+            output = next(remaining) if isinstance(pixels, Tensor) else pixels
             if isinstance(output, VitruvianError):
                 results.append({"error": printable(str(output))})
             elif isinstance(output, BaseException):
@@ -300,33 +317,27 @@ class Service:
         upload = decode_upload(image, served.model, self.limits.max_pixels)
         return erase_patches(upload.pixels, patches, served.encoder)
 
-    async def _decode_all(self, calls: Iterable[Callable[[], R]]) -> list[R | VitruvianError]:
-        """The value or the error of each call, computed by the decoding threads."""
+    async def _decode(self, calls: Iterable[Callable[[], R]]) -> list[R | BaseException]:
+        """Run functions in the decoding threads; those of a client that has gone are not started."""
+        return await self._wait([self._decoders.submit(call) for call in calls])
 
-        def value_or_error(call: Callable[[], R]) -> R | VitruvianError:
-            try:
-                return call()
-            except VitruvianError as error:
-                return error
-
-        loop = asyncio.get_running_loop()
-        tasks = asyncio.gather(*(loop.run_in_executor(self._decoders, value_or_error, call) for call in calls))
-        return list(await self._with_timeout(tasks))
+    async def _decode_one(self, call: Callable[[], R]) -> R:
+        (result,) = await self._decode([call])
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     async def _wait(self, futures: Iterable[Future[R]]) -> list[R | BaseException]:
         """All results or errors. Cancels the futures if the caller is cancelled or the time is up."""
-        results = asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
+        waiting = [asyncio.wrap_future(future) for future in futures]
         try:
-            return await self._with_timeout(results)
+            late = (await asyncio.wait(waiting, timeout=self.limits.max_seconds))[1] if waiting else ()
+            if late:
+                raise TimedOut(f"no result within {self.limits.max_seconds:g} s")
+            return [future.exception() or future.result() for future in waiting]
         finally:
-            for future in futures:
+            for future in waiting:
                 future.cancel()
-
-    async def _with_timeout(self, result: Awaitable[R]) -> R:
-        try:
-            return await asyncio.wait_for(result, self.limits.max_seconds)
-        except TimeoutError:
-            raise TimedOut(f"no result within {self.limits.max_seconds:g} s") from None
 
 
 def explain_upload(model: ImageModel, upload: Upload, settings: MapSettings) -> Json:

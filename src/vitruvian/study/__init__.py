@@ -1,4 +1,3 @@
-"""The paper's tables and figures: transfer of models to tasks, and accuracy over data size and compute."""
+"""The paper's tables, figures and ablations: transfer of models to tasks, trained models, and speed."""
 
-STUDY_FILE = "study.json"
-"""The cells of a study, in its folder."""
+STUDY_FILE = "study.json"  # the cells of a study, in its folder

@@ -1,9 +1,9 @@
 """Training: recipes, the loop and the run folder; exactly resumable, on one machine or many.
 
 `train` start or resume a run · `loop` its steps, evaluations and checkpoints · `recipe` its settings · `splits` its
-images · `model` the model it starts from · `objective` `masked` what it optimizes · `optimizer` also
+images · `initial_model` where it starts · `objective` `masked` what it optimizes · `optimizer` also
 schedules and averaged weights · `distributed` its processes · `run_folder` `journal` `checkpoint` `run_report` what it
-writes · `planning` what it would cost · `finetune` the paper's protocol over many runs
+writes · `planning` what it would cost · `finetune` the paper's protocol over many runs · `hyperrule` BiT's settings
 """
 
 from vitruvian.errors import Interrupted

@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,12 @@ from vitruvian.errors import TrainingError
 from vitruvian.files import digest, read_object, sync, write_json
 from vitruvian.model.build import Model
 from vitruvian.text import describe_error
-from vitruvian.training.distributed import Processes, full_tensor
+from vitruvian.training.distributed import Processes
 from vitruvian.training.journal import EMPTY
 from vitruvian.training.run_folder import find_changed_file, read_sealed, write_sealed
 
-POSITION = "position.json"
-"""The state of the run that is not a tensor."""
-DIGESTS = "digests.json"
-"""Digests of the other files."""
+POSITION = "position.json"  # the state of the run that is not a tensor
+DIGESTS = "digests.json"  # digests of the other files
 
 UNFINISHED = ".tmp"
 
@@ -44,8 +42,7 @@ class Checkpoints:
     def __init__(self, folder: Path, processes: Processes, *, keep: int = 2) -> None:
         self.folder, self.processes, self.keep = folder, processes, keep
         self._thread: threading.Thread | None = None
-        self._begun: Path | None = None
-        """The checkpoint that is being written, until `settle`."""
+        self._begun: Path | None = None  # the checkpoint that is being written, until `settle`
         self._problem = ""
         # Copies from a GPU go to pinned memory, which is expensive to allocate.
         self._stager = BlockingAsyncStager(cache_staged_state_dict=processes.device.type == "cuda")
@@ -75,9 +72,12 @@ class Checkpoints:
             return
         self.close()
         final, self._begun = self._begun, None
-        for problem in self.processes.all_gather(self._problem):
-            if problem:
-                raise TrainingError(f"cannot be written: {problem}", where=final, hint=self._advice())
+        for problem in filter(None, self.processes.all_gather(self._problem)):
+            hint = "there is no earlier checkpoint"
+            if checkpoints := self.all():
+                again = f"fix this and continue with `vit train --resume {self.folder.parent}`"
+                hint = f"{checkpoints[-1].name} is intact: {again}"
+            raise TrainingError(f"cannot be written: {problem}", where=final, hint=hint)
 
     def close(self, seconds: float | None = None) -> None:
         """Wait for a write that has begun, for at most `seconds`, and ignore its errors."""
@@ -88,8 +88,18 @@ class Checkpoints:
     def _write(self, final: Path, tensors: dict[str, Tensor], position: dict[str, Any]) -> None:
         staged = self.folder / f".{final.name}{UNFINISHED}"
         try:
-            self._stage(staged, tensors, position)
+            if not self.processes.is_distributed:
+                staged.mkdir(parents=True)
+                contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+                save_file(contiguous, staged / "state.safetensors")
+            else:
+                writer = HuggingFaceStorageWriter(str(staged), save_distributed=True)
+                save_parts(dict(tensors), storage_writer=writer, process_group=self.processes.background)
             if self.processes.is_main:
+                write_json(staged / POSITION, position)
+                write_digests(staged)
+                for path in [*staged.iterdir(), staged]:
+                    sync(path)
                 os.replace(staged, final)
                 sync(self.folder)
                 for old in self.all()[: -self.keep]:
@@ -98,26 +108,6 @@ class Checkpoints:
             self._problem = cause(error)
             if self.processes.is_main:
                 shutil.rmtree(staged, ignore_errors=True)
-
-    def _stage(self, staged: Path, tensors: dict[str, Tensor], position: dict[str, Any]) -> None:
-        if not self.processes.is_distributed:
-            staged.mkdir(parents=True)
-            contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-            save_file(contiguous, staged / "state.safetensors")
-        else:
-            writer = HuggingFaceStorageWriter(str(staged), save_distributed=True)
-            save_parts(dict(tensors), storage_writer=writer, process_group=self.processes.background)
-        if self.processes.is_main:
-            write_json(staged / POSITION, position)
-            write_digests(staged)
-            for path in [*staged.iterdir(), staged]:
-                sync(path)
-
-    def _advice(self) -> str:
-        checkpoints = self.all()
-        if not checkpoints:
-            return "there is no earlier checkpoint"
-        return f"{checkpoints[-1].name} is intact: fix this and continue with `vit train --resume {self.folder.parent}`"
 
     def all(self) -> list[Path]:  # oldest first
         return sorted(self.folder.glob("step-*"))
@@ -154,9 +144,8 @@ class Checkpoints:
 
 def write_digests(folder: Path) -> None:
     """Write the digests of the files in a folder, for `verify`."""
-    write_sealed(
-        folder / DIGESTS, {path.name: digest(path) for path in sorted(folder.iterdir()) if path.name != DIGESTS}
-    )
+    files = {path.name: digest(path) for path in sorted(folder.iterdir()) if path.name != DIGESTS}
+    write_sealed(folder / DIGESTS, files)
 
 
 def verify(checkpoint: Path) -> str:
@@ -178,10 +167,8 @@ def read_position(checkpoint: Path) -> Position:
     try:
         return Position(**read_object(checkpoint / POSITION, raises=TrainingError))
     except TypeError as error:
-        raise TrainingError(
-            f"the checkpoint was written by another version: {describe_error(error)}",
-            hint="resume with that version, or start a new run",
-        ) from error
+        reason = f"the checkpoint was written by another version: {describe_error(error)}"
+        raise TrainingError(reason, hint="resume with that version, or start a new run") from error
 
 
 def read_tensors(checkpoint: Path, tensors: dict[str, Tensor], processes: Processes) -> None:
@@ -189,11 +176,8 @@ def read_tensors(checkpoint: Path, tensors: dict[str, Tensor], processes: Proces
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            load_parts(
-                dict(tensors),
-                storage_reader=HuggingFaceStorageReader(str(checkpoint)),
-                no_dist=not processes.is_distributed,
-            )
+            reader = HuggingFaceStorageReader(str(checkpoint))
+            load_parts(dict(tensors), storage_reader=reader, no_dist=not processes.is_distributed)
     except (OSError, SafetensorError, CheckpointException, RuntimeError) as error:
         raise TrainingError(f"does not fit this run: {cause(error)}", where=checkpoint) from error
 
@@ -210,34 +194,21 @@ def live_tensors(model: Model) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
 
 
-def gather_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Full copies on the CPU of tensors that may be sharded over processes."""
-    return {name: full_tensor(tensor.detach()).cpu() for name, tensor in tensors.items()}
-
-
 @dataclass
 class Position:
     """The progress of a run: its state except for tensors."""
 
-    step: int = 0
-    """Steps done."""
-    evaluated: int = 0
-    """The last step that was evaluated."""
-    best: float | None = None
-    """Best value of the monitored metric."""
+    step: int = 0  # steps done
+    evaluated: int = 0  # the last step that was evaluated
+    best: float | None = None  # best value of the monitored metric
     best_step: int = 0
-    worse: int = 0
-    """Number of evaluations since the best one."""
+    first_loss: float | None = None  # of the first line of training metrics
+    worse: int = 0  # number of evaluations since the best one
     pending: list[list[float]] = field(default_factory=list)
     """Sums of losses, correct predictions and images of the steps since the last line of metrics."""
-    seconds: float = 0.0
-    """Training time so far, over all sessions."""
+    seconds: float = 0.0  # training time so far, over all sessions
     journal_bytes: int = 0
     journal_digest: str = EMPTY
-    updates: int = 0
-    """Optimizer updates."""
+    updates: int = 0  # optimizer updates
     scaler: dict[str, Any] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)

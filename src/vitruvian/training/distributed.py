@@ -22,8 +22,7 @@ from vitruvian.settings import environment_number
 from vitruvian.text import brief, describe_error
 from vitruvian.training.recipe import Recipe
 
-TIMEOUT = timedelta(minutes=10)
-"""How long a process waits for the others before it fails."""
+TIMEOUT = timedelta(minutes=10)  # how long a process waits for the others before it fails
 
 CPU = torch.device("cpu")
 
@@ -187,32 +186,18 @@ def fully_shard(model: Model, processes: Processes, recipe: Recipe) -> None:
     from torch.distributed import fsdp
     from torch.distributed.device_mesh import init_device_mesh
 
-    groups = shard_groups(recipe, processes.world_size)
-    names = ("replicate", "shard")[-len(groups) :]
-    mesh = init_device_mesh(processes.device.type, groups, mesh_dim_names=names)
+    shape = {"shard": processes.world_size}
+    if recipe.parallel == "hsdp":  # groups of processes, each with one copy of the model
+        size = recipe.shard_size or environment_number("LOCAL_WORLD_SIZE", processes.world_size)
+        if processes.world_size % size:
+            count = f"{processes.world_size} processes are not divisible by shard_size={size}"
+            raise ConfigError(f"parallel='hsdp' needs groups of one size: {count}")
+        shape = {"replicate": processes.world_size // size, "shard": size}
+    mesh = init_device_mesh(processes.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
     for part in model.blocks if isinstance(model, ViT) else model.stages:
         fsdp.fully_shard(part, mesh=mesh)
     fsdp.fully_shard(model, mesh=mesh)
-
-
-def shard_groups(recipe: Recipe, world: int) -> tuple[int, ...]:
-    """The shape of the mesh: (processes,) for `fsdp`, (groups, processes per group) for `hsdp`."""
-    if recipe.parallel != "hsdp":
-        return (world,)
-    size = recipe.shard_size or environment_number("LOCAL_WORLD_SIZE", world)
-    if world % size:
-        raise ConfigError(
-            f"parallel='hsdp' needs groups of one size: {world} processes are not divisible by shard_size={size}"
-        )
-    return world // size, size
-
-
-def wrap_ddp(model: Model, processes: Processes, recipe: Recipe) -> nn.Module:
-    """The module to train: with `ddp` a wrapper that averages gradients, else the model itself."""
-    if not processes.is_distributed or recipe.parallel != "ddp":
-        return model
-    ids = [processes.device.index] if processes.device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(model, device_ids=ids)
+    fsdp.register_fsdp_forward_method(model, "features")
 
 
 def average_buffers(model: nn.Module, processes: Processes) -> None:

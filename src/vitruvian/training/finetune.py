@@ -1,7 +1,7 @@
 """Fine-tuning as in the paper: select the lr on a dev split, train again on all images, average over seeds.
 
-A `Protocol` says what to do, its `Trial`s are runs in the folder of a `Sweep`, and `finetune` trains them. `Series`
-trains any list of runs on one dataset, resuming where an earlier call was interrupted; studies use it, too.
+A `Protocol` says what to do, its `Trial`s are runs in the folder of a `Sweep`, and `finetune` trains them. Studies
+use `train_series`, too: it trains any list of runs on one dataset, resuming where an earlier call was interrupted.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from vitruvian.report.html import PAGE, render
 from vitruvian.tasks import SEEDS, Metric, Task, task_of_data
 from vitruvian.text import format_duration
 from vitruvian.training.distributed import Processes, process_group
+from vitruvian.training.hyperrule import apply_hyperrule
 from vitruvian.training.initial_model import model_for, without_shape
 from vitruvian.training.journal import Listener, ProgressListener
 from vitruvian.training.loop import Diverged
@@ -53,10 +55,8 @@ from vitruvian.training.train import check_start, resume, train
 from vitruvian.weights.description import fingerprint
 from vitruvian.weights.load import SWEEP_FILE
 
-SMALL_RECIPE = "finetune-small"
-"""Default for data that is not one of the paper's tasks."""
-MANY_IMAGES = 100_000
-"""Training images per trial above which we warn that there is no GPU."""
+SMALL_RECIPE = "finetune-small"  # default for data that is not one of the paper's tasks
+MANY_IMAGES = 100_000  # training images per trial above which we warn that there is no GPU
 SHARED = {"lr", "lrs", "validation"} | DESCRIPTION | HARMLESS
 """Settings in which two sweeps may differ and still share their trials."""
 UNSET = {"image_size", "epochs", "steps", "eval_batch_size", "max_train_samples"}
@@ -77,19 +77,8 @@ class Trial:
         return self.folder.name
 
     @property
-    def title(self) -> str:
-        if self.kind == "dev":
-            return f"lr {self.lr:g}, to select the learning rate"
-        return f"lr {self.lr:g}, seed {self.seed}, for the result"
-
-    @property
     def state(self) -> RunState:
         return Run(self.folder).state
-
-    @property
-    def failure(self) -> str:
-        """Why a failed trial diverged."""
-        return f"in {self.name}: {self.to_json().get('why', 'for an unknown reason')}"
 
     @property
     def measures(self) -> dict[str, float]:
@@ -97,35 +86,20 @@ class Trial:
         return Run(self.folder).result("top1", "mean_per_class", "loss", "count", "seconds")
 
     def to_json(self) -> dict[str, Any]:
-        data: dict[str, Any] = {
-            "kind": self.kind,
-            "lr": self.lr,
-            "seed": self.seed,
-            "folder": self.name,
-            "state": self.state,
-        }
-        if data["state"] == "failed":
-            data["why"] = read_json(self.folder / FAILED_FILE, raises=TrainingError)
-        return data | self.measures
+        state, facts = self.state, {"kind": self.kind, "lr": self.lr, "seed": self.seed, "folder": self.name}
+        why = {"why": read_json(self.folder / FAILED_FILE, raises=TrainingError)} if state == "failed" else {}
+        return {**facts, "state": state, **why, **self.measures}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Protocol:
-    """Settings of a fine-tuning: a recipe with weights, learning rates to select from, and a number of seeds.
+    """Settings of a fine-tuning: a recipe with weights, learning rates to select from, and a number of seeds."""
 
-    Args:
-        data: Name or absolute path of the data.
-        recipe: The settings of all trials except lr, seed and split.
-        lrs: Learning rates to select from on the dev split.
-        seeds: Number of runs to average on the test split.
-        metric: The metric that is reported and selected by.
-    """
-
-    data: str
-    recipe: Recipe
-    lrs: tuple[float, ...]
-    seeds: int = SEEDS
-    metric: Metric = "top1"
+    data: str  # name or absolute path
+    recipe: Recipe  # the settings of all trials except lr, seed and split
+    lrs: tuple[float, ...]  # to select from on the dev split
+    seeds: int = SEEDS  # number of runs to average on the test split
+    metric: Metric = "top1"  # that is reported and selected by
 
     def __post_init__(self) -> None:
         if not self.recipe.weights:
@@ -139,7 +113,7 @@ class Protocol:
     def quick(self) -> Protocol:
         """A copy with one seed and one learning rate: the recipe's if it is in `lrs`, else the first."""
         lr = self.recipe.lr if self.recipe.lr in self.lrs else self.lrs[0]
-        return Protocol(data=self.data, recipe=self.recipe, lrs=(lr,), seeds=1, metric=self.metric)
+        return replace(self, lrs=(lr,), seeds=1)
 
     def settings(self) -> dict[str, Any]:
         """The settings, as JSON values, that must be equal for two sweeps to share trials."""
@@ -150,24 +124,6 @@ class Protocol:
     @property
     def identity(self) -> str:
         return fingerprint(self.settings())
-
-    def dev_trials(self, folder: Path) -> list[Trial]:
-        """One trial per learning rate; none if there is only one learning rate."""
-        if len(self.lrs) == 1:
-            return []
-        seed = self.recipe.seed
-        return [Trial(kind="dev", lr=lr, seed=seed, folder=folder / f"dev-lr-{lr}") for lr in self.lrs]
-
-    def test_trials(self, folder: Path, lr: float) -> list[Trial]:
-        seeds = range(self.recipe.seed, self.recipe.seed + self.seeds)
-        return [Trial(kind="test", lr=lr, seed=s, folder=folder / f"test-lr-{lr}-seed-{s}") for s in seeds]
-
-    def recipe_for(self, trial: Trial) -> Recipe:
-        """The settings of one trial; the test split is evaluated once, at the end."""
-        changes: dict[str, Any] = {"lr": trial.lr, "seed": trial.seed, "validation": trial.kind}
-        if trial.kind == "test":
-            changes["eval_every"] = 0
-        return self.recipe.replace(**changes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,11 +189,6 @@ class Sweep:
             "recipe": self.protocol.recipe.to_json(),
         }
 
-    def write(self) -> None:
-        """Write sweep.json and the report."""
-        write_json(self.folder / SWEEP_FILE, self.to_json())
-        write_sweep_report(self)
-
 
 def mean_and_std(values: Iterable[float]) -> dict[str, float | int | None]:
     """Mean and sample standard deviation, which is None for a single value."""
@@ -247,6 +198,12 @@ def mean_and_std(values: Iterable[float]) -> dict[str, float | int | None]:
         "deviation": statistics.stdev(numbers) if len(numbers) > 1 else None,
         "count": len(numbers),
     }
+
+
+def format_mean(values: Sequence[float]) -> str:
+    """`91.03 ± 0.12` over several values, `91.03` for one; empty for none."""
+    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.2f}{spread}" if values else ""
 
 
 def protocol_for(
@@ -285,6 +242,8 @@ def protocol_for(
     chosen = chosen.replace(weights=absolute_path(weights), architecture=without_shape(chosen))
     if task is not None:
         chosen = chosen.replace(preprocess={**task.preprocess, **chosen.preprocess})
+    if chosen.bit_hyperrule:
+        chosen = apply_hyperrule(change_recipe(chosen, settings), DataRef(data).dataset.train)
     keys = changed_keys(settings)
     if keys & {"steps", "epochs"} and chosen.steps and chosen.warmup >= 1:
         chosen = chosen.replace(warmup=chosen.warmup / chosen.steps)  # the same fraction of a run of another length
@@ -328,32 +287,45 @@ def finetune(
         TrainingError: training diverged at every learning rate or with every seed, or `out` contains other files.
         Interrupted: a signal stopped a trial; the same call resumes it.
     """
-    with process_group(protocol.recipe.device) as processes, ExitStack() as stack:  # once for all trials
+    recipe = protocol.recipe
+    with process_group(recipe.device) as processes, ExitStack() as stack:  # once for all trials
         folder = Path(processes.broadcast(str(sweep_folder(protocol, out) if processes.is_main else "")))
         data = DataRef(protocol.data)
-        sweep = Sweep(folder=folder, protocol=protocol, dev=tuple(protocol.dev_trials(folder)))
         if not (folder / SWEEP_FILE).is_file():
             check_protocol(protocol, data, processes, report)
         processes.on_main(lambda: stack.enter_context(lock_folder(folder)))
         listeners = (ProgressListener(), *listeners) if progress else listeners
 
         def train_trials(sweep: Sweep, trials: Sequence[Trial]) -> None:
-            series = Series(data=data, processes=processes, listeners=listeners, report=report, record=sweep.write)
-            if processes.is_main:
-                sweep.write()
+            runs = []
             for trial in trials:
+                settings = recipe.replace(lr=trial.lr, seed=trial.seed, validation=trial.kind)
+                purpose = "to select the learning rate"
+                if trial.kind == "test":  # evaluated once, at the end
+                    settings, purpose = settings.replace(eval_every=0), f"seed {trial.seed}, for the result"
                 position = f"trial {sweep.trials.index(trial) + 1} of {len(sweep.dev) + protocol.seeds}"
-                series.train(trial.folder, protocol.recipe_for(trial), f"{position}: {trial.title}")
+                runs.append((trial.folder, settings, f"{position}: lr {trial.lr:g}, {purpose}"))
+            record = partial(write_sweep, sweep)
+            train_series(runs, data, processes, listeners=listeners, report=report, record=record)
 
+        def failure(trial: Trial, when: str) -> TrainingError:
+            why = trial.to_json().get("why", "for an unknown reason")
+            reason = f"training diverged {when}, in {trial.name}: {why}"
+            return TrainingError(reason, where=folder, hint=f"try lower {argument('lrs')}")
+
+        lrs = protocol.lrs if len(protocol.lrs) > 1 else ()  # a single one needs no selection
+        dev = [Trial(kind="dev", lr=lr, seed=recipe.seed, folder=folder / f"dev-lr-{lr}") for lr in lrs]
+        sweep = Sweep(folder=folder, protocol=protocol, dev=tuple(dev))
         train_trials(sweep, sweep.dev)
-        hint = f"try lower {argument('lrs')}"
         lr = processes.broadcast(sweep.chosen_lr)
         if lr is None:
-            raise TrainingError(f"training diverged at every lr, {sweep.dev[0].failure}", where=folder, hint=hint)
-        sweep = replace(sweep, test=tuple(protocol.test_trials(folder, lr)))
+            raise failure(sweep.dev[0], "at every lr")
+        seeds = range(recipe.seed, recipe.seed + protocol.seeds)
+        test = [Trial(kind="test", lr=lr, seed=s, folder=folder / f"test-lr-{lr}-seed-{s}") for s in seeds]
+        sweep = replace(sweep, test=tuple(test))
         train_trials(sweep, sweep.test)
         if not processes.broadcast(sweep.values()):
-            raise TrainingError(f"training diverged with every seed, {sweep.test[0].failure}", where=folder, hint=hint)
+            raise failure(sweep.test[0], "with every seed")
         return sweep
 
 
@@ -402,7 +374,7 @@ def differences(folder: Path, protocol: Protocol) -> list[str]:
             raise ValueError("it has changed since it was written")
     except (ValueError, KeyError, TypeError) as error:
         raise TrainingError(f"not a valid sweep: {error}", where=folder / SWEEP_FILE) from error
-    return [] if before.identity == protocol.identity else list(list_changes(before.settings(), protocol.settings()))
+    return list(list_changes(before.settings(), protocol.settings()))
 
 
 def list_changes(before: Any, now: Any, name: str = "") -> Iterator[str]:
@@ -416,59 +388,58 @@ def list_changes(before: Any, now: Any, name: str = "") -> Iterator[str]:
         yield f"{name}={before}, not {now or 'unset' if name in UNSET else now}"
 
 
-STATE_NOTES: dict[RunState, str] = {
-    "done": " (already done)",
-    "failed": " (diverged earlier)",
-    "begun": " (resuming)",
-    "waiting": "",
-}
+STATE_NOTES = {"done": " (already done)", "failed": " (diverged earlier)", "begun": " (resuming)", "waiting": ""}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Series:
-    """Runs on one dataset, which is opened once. All processes follow what the main one finds in the folders."""
+def train_series(
+    runs: Sequence[tuple[Path, Recipe, str]],
+    data: DataRef,
+    processes: Processes,
+    *,
+    listeners: Sequence[Listener],
+    report: Callable[[str], None],
+    record: Callable[[], object],
+) -> None:
+    """Start or resume the run in each of these folders, unless it is finished.
 
-    data: DataRef
-    processes: Processes
-    listeners: Sequence[Listener] = ()
-    report: Callable[[str], None]
-    """Receives one line per run, in the main process."""
-    record: Callable[[], object]
-    """Writes the results so far; called in the main process after each run."""
-
-    def train(self, folder: Path, recipe: Recipe, title: str) -> None:
-        """Start or resume the run in a folder, unless it is finished.
-
-        A run that diverges counts as finished: its folder says why, and the series continues.
-        """
-        state: RunState = self.processes.broadcast(Run(folder).state)
-        if self.processes.is_main:
-            self.report(title + STATE_NOTES[state])
+    Each run has a folder, a recipe and a title. A run that diverges counts as finished: its folder says why, and the
+    series continues. All processes follow what the main one finds in the folders. In the main process `report`
+    receives a line per run, and `record` writes the results so far: it is called first and after each run.
+    """
+    if processes.is_main:
+        record()
+    for folder, recipe, title in runs:
+        state: RunState = processes.broadcast(Run(folder).state)
+        if processes.is_main:
+            report(title + STATE_NOTES[state])
         try:
             if state == "begun":
-                resume(folder, data=self.data, listeners=self.listeners, progress=False)
+                resume(folder, data=data, listeners=listeners, progress=False)
             elif state == "waiting":
-                train(self.data, recipe=recipe, out=folder, listeners=self.listeners, progress=False)
+                train(data, recipe=recipe, out=folder, listeners=listeners, progress=False)
         except Interrupted as stopped:
             text = f"stopped in {folder.name}; run the same command to continue"
             raise Interrupted(text, stopped.signal_number) from None
         except Diverged as error:
-            if self.processes.is_main:
+            if processes.is_main:
                 write_json(folder / FAILED_FILE, str(error))
-        if self.processes.is_main:
+        if processes.is_main:
             Run(folder).remove_checkpoints()
-            self.record()
+            record()
 
 
 METRICS = {key: MEASURE_NAMES[key] for key in ("top1", "mean_per_class")}
 
 
-def write_sweep_report(sweep: Sweep) -> Path:
-    """Write `report.html` into the sweep's folder, atomically; returns its path."""
+def write_sweep(sweep: Sweep) -> None:
+    """Write `sweep.json` and `report.html` into the sweep's folder, atomically."""
+    write_json(sweep.folder / SWEEP_FILE, sweep.to_json())
     chosen = {"learning rate": f"{sweep.chosen_lr:g}"} if sweep.chosen_lr is not None else {}
-    tiles = {name: format_mean(sweep, key) for key, name in METRICS.items()} | chosen
+    tiles = {name: f"{format_mean(sweep.values(key))} %" for key, name in METRICS.items()} | chosen
     done = sum(trial.state == "done" for trial in sweep.trials)
     progress = f"{done} of {len(sweep.dev) + sweep.protocol.seeds} trials done"
+    # The sweep may have replaced the recipe's learning rates.
+    lrs = {"lr": sweep.chosen_lr or "not chosen yet", "lrs": sweep.protocol.lrs}
     page = render(
         "sweep.html",
         title=f"{Path(sweep.protocol.recipe.weights).name} fine-tuned on {Path(sweep.protocol.data).name}",
@@ -479,28 +450,18 @@ def write_sweep_report(sweep: Sweep) -> Path:
         dev_trials=[trial_row(sweep, trial) for trial in sweep.dev],
         test_trials=[trial_row(sweep, trial) for trial in sweep.test],
         measured_on=sweep.measured_on or "test images",
-        # the sweep may have replaced the recipe's learning rates
-        settings=sweep.protocol.recipe.report_settings()
-        | {"lr": sweep.chosen_lr or "not chosen yet", "lrs": sweep.protocol.lrs},
+        settings=sweep.protocol.recipe.report_settings() | lrs,
     )
-    return write_text(sweep.folder / PAGE, page)
-
-
-def format_mean(sweep: Sweep, measure: str) -> str:
-    """`91.03 ± 0.12 %` over several seeds, `91.03 %` for one."""
-    values = mean_and_std(sweep.values(measure))
-    if values["mean"] is None:
-        return "–"
-    spread = "" if values["deviation"] is None else f" ± {values['deviation']:.2f}"
-    return f"{values['mean']:.2f}{spread} %"
+    write_text(sweep.folder / PAGE, page)
 
 
 def trial_row(sweep: Sweep, trial: Trial) -> list[object]:
     measures, state = trial.measures, trial.state
     link = Markup('<a href="{0}/{1}">{0}</a>').format(trial.name, PAGE)
-    numbers = [f"{measures[key]:.2f} %" if measures else "–" for key in METRICS]
-    loss = f"{measures['loss']:.4f}" if measures else "–"
-    seconds = format_duration(measures["seconds"]) if measures else "–"
+    numbers = ["–"] * (len(METRICS) + 2)
+    if measures:
+        accuracies = [f"{measures[key]:.2f} %" for key in METRICS]
+        numbers = [*accuracies, f"{measures['loss']:.4f}", format_duration(measures["seconds"])]
     is_chosen = trial.kind == "dev" and trial.lr == sweep.chosen_lr
     name = link if state == "done" else trial.name
-    return [name, f"{trial.lr:g}", trial.seed, *numbers, loss, seconds, "chosen" if is_chosen else state]
+    return [name, f"{trial.lr:g}", trial.seed, *numbers, "chosen" if is_chosen else state]

@@ -8,15 +8,17 @@ predictions, which need no further fits. So nothing is selected on the images it
 from __future__ import annotations
 
 import ctypes
+import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.catalog import resolve
@@ -26,8 +28,8 @@ from vitruvian.data.loader import Loader
 from vitruvian.data.sources import Source
 from vitruvian.data.transform import as_transform
 from vitruvian.errors import ConfigError, UnknownNameError
-from vitruvian.evaluation.features import FeatureSet, hold_out_examples
-from vitruvian.evaluation.probe_classifiers import L2_GRID, choose_l2, fit_linear
+from vitruvian.evaluation.features import FeatureSet
+from vitruvian.evaluation.probe_classifiers import L2_GRID, choose_l2, fit_linear, hold_out_examples
 from vitruvian.inference import Encoder
 from vitruvian.model.build import Model, build
 from vitruvian.model.stems import ConvStem, whitening_kernels
@@ -45,13 +47,8 @@ from vitruvian.weights.parse import LoadHints
 
 # N images, D features, K classes
 
-MMAP_THRESHOLD = -3
-"""glibc's M_MMAP_THRESHOLD: larger blocks are returned to the system when they are freed."""
-LARGE_BYTES = 1 << 20
-STEM_IMAGES = 2_000
-"""Number of images to compute the whitening from; a patch has few values, and an image many patches."""
-HEAD_IMAGES = 20_000
-"""Maximum number of images to fit a head to."""
+STEM_IMAGES = 2_000  # number of images to compute the whitening from; a patch has few values, and an image many patches
+HEAD_IMAGES = 20_000  # maximum number of images to fit a head to
 STRENGTHS = tuple(10.0 ** (power / 2) for power in range(-8, 5))
 """Candidates for the regularization, relative to the mean variance of a feature."""
 SCALES = tuple(10.0 ** (power / 20) for power in range(31))
@@ -74,12 +71,21 @@ def model_for(recipe: Recipe, labels: Sequence[str]) -> Model:
     """The model of a recipe, in training mode, without anything that depends on the images."""
     is_masked = recipe.objective == "masked"
     labels = () if is_masked else labels
-    model = from_weights(recipe, labels) if recipe.weights else from_scratch(recipe, labels)
+    if recipe.weights:
+        model = from_weights(recipe, labels)
+    else:
+        model = build(config_of(recipe, len(labels)), seed=recipe.seed)
+        half = (0.5,) * model.config.in_channels
+        preprocess = Preprocess(image_size=resolve(recipe.model).image_size, mean=half, std=half)
+        model.meta = ModelMeta(preprocess=preprocess, origin=f"trained from scratch with {recipe.model}")
+    if model.head is not None and model.meta.labels is None:  # the head is new
+        nn.init.constant_(model.head.bias, head_bias(recipe, len(labels)))
     if is_masked:
-        model = MaskedViT.around(model, recipe.seed)
+        model = MaskedViT.around(model, recipe)
     # Temperature, threshold and cascade were fitted to the weights before training.
     preprocess = model.meta.preprocess.with_changes(recipe.preprocess).with_image_size(model.config.image_size)
-    model.meta = model.meta.for_new_head(tuple(labels) or None).replace(preprocess=preprocess)
+    meta = model.meta.for_new_head(tuple(labels) or None)
+    model.meta = meta.replace(preprocess=preprocess, score_function=recipe.score_function)
     return prepare(model, recipe)
 
 
@@ -87,7 +93,7 @@ def rebuild_model(description: Description, recipe: Recipe) -> Model:
     """The model of a resumed run, before its checkpoint is loaded; the weights it started from are not needed."""
     model = build(description.config)
     if recipe.objective == "masked":
-        model = MaskedViT.around(model, recipe.seed)
+        model = MaskedViT.around(model, recipe)
     model.meta = description.meta
     return prepare(model, recipe)
 
@@ -119,21 +125,9 @@ def config_of(recipe: Recipe, num_classes: int) -> ModelConfig:
 
 def change_config(config: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
     known = config.to_json()
-    for key in changes:
-        if key not in known:
-            raise UnknownNameError("setting", f"architecture.{key}", [f"architecture.{name}" for name in known])
+    if unknown := [key for key in changes if key not in known]:
+        raise UnknownNameError("setting", f"architecture.{unknown[0]}", [f"architecture.{name}" for name in known])
     return config.replace(**changes)
-
-
-def from_scratch(recipe: Recipe, labels: Sequence[str]) -> Model:
-    model = build(config_of(recipe, len(labels)), seed=recipe.seed)
-    set_head_bias(model, recipe.head_bias)
-    half = (0.5,) * model.config.in_channels
-    model.meta = ModelMeta(
-        preprocess=Preprocess(image_size=resolve(recipe.model).image_size, mean=half, std=half),
-        origin=f"trained from scratch with {recipe.model}",
-    )
-    return model
 
 
 def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
@@ -146,10 +140,8 @@ def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
     def changes(description: Description) -> Changes:
         size = evaluation_size(recipe, description.config)
         if description.meta.preprocess.fit == "naflex":
-            shape = "x".join(map(str, size))
-            print_status(
-                f"note: {recipe.weights} keeps the aspect ratio (NaFlex); here all images are squashed to {shape}"
-            )
+            squashed = f"here all images are squashed to {'x'.join(map(str, size))}"
+            print_status(f"note: {recipe.weights} keeps the aspect ratio (NaFlex); {squashed}")
         image_size = None if size == description.config.image_size else size
         if description.meta.labels == tuple(labels):
             return Changes(image_size=image_size)
@@ -157,8 +149,6 @@ def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
 
     model, _ = open_model(locate(recipe.weights), LoadHints(name=published_name(recipe.weights)), changes)
     check_finite(model, recipe.weights)
-    if model.meta.labels is None:
-        set_head_bias(model, recipe.head_bias)
     if recipe.architecture and isinstance(model.config, ViTConfig):  # a ResNet has no such settings
         model = with_config(model, change_config(model.config, recipe.architecture)).requires_grad_(True)
     origin = f"trained from {recipe.weights}" + (f" ({model.meta.origin})" if model.meta.origin else "")
@@ -171,10 +161,8 @@ def without_shape(recipe: Recipe) -> dict[str, Any]:
     return {key: value for key, value in recipe.architecture.items() if key in CHANGEABLE}
 
 
-def set_head_bias(model: Model, bias: float) -> None:
-    if bias and model.head is not None:
-        with torch.no_grad():
-            model.head.bias.fill_(bias)
+def head_bias(recipe: Recipe, num_classes: int) -> float:
+    return -math.log(max(1, num_classes - 1)) if recipe.head_bias == "prior" else float(recipe.head_bias)
 
 
 def augment_for(recipe: Recipe, model: Model) -> Augment:
@@ -202,7 +190,8 @@ def return_freed_memory() -> None:
     twice the memory of its tensors. Returning memory costs a little time.
     """
     if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE_BYTES)
+        mmap_threshold = -3  # larger blocks are returned to the system when they are freed
+        ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 20)
 
 
 def whiten_stem(model: Model, source: Source) -> None:
@@ -226,14 +215,10 @@ def whiten_stem(model: Model, source: Source) -> None:
 class LinearHead:
     """logits = features @ weight + bias."""
 
-    weight: Tensor
-    """(D, K)"""
-    bias: Tensor
-    """(K,)"""
-    strength: float
-    """Regularization."""
-    scale: float = 1.0
-    """Factor of the fitted logits."""
+    weight: Tensor  # (D, K)
+    bias: Tensor  # (K,)
+    strength: float  # regularization
+    scale: float = 1.0  # factor of the fitted logits
 
 
 def is_fresh(model: Model) -> bool:
@@ -265,7 +250,7 @@ def fit_head(
         head = fit_least_squares(features, labels, len(source.classes), label_smoothing=recipe.label_smoothing)
     with torch.no_grad():
         model.head.weight.copy_(heads * head.weight.T)
-        model.head.bias.copy_(heads * head.bias + recipe.head_bias)
+        model.head.bias.copy_(heads * head.bias + head_bias(recipe, len(source.classes)))
     return head
 
 
@@ -274,9 +259,9 @@ def fit_logistic(features: FeatureSet) -> LinearHead:
 
     If no class has two images, the regularization cannot be selected and is the strongest.
     """
-    classes = len(features.classes)
-    can_select = np.bincount(features.labels).max() > 1
-    l2 = choose_l2(*hold_out_examples(features), classes=classes)[0] if can_select else max(L2_GRID)
+    classes, l2 = len(features.classes), max(L2_GRID)
+    if np.bincount(features.labels).max() > 1:
+        l2, _ = choose_l2(*hold_out_examples(features.examples, classes=classes), classes=classes)
     probe = fit_linear(*features.examples, classes=classes, l2=l2)
     weight = probe.weights[:-1] / probe.std[:, None]  # (D, K)
     return LinearHead(weight=weight.float(), bias=(probe.weights[-1] - probe.mean @ weight).float(), strength=l2)
@@ -303,17 +288,10 @@ def fit_least_squares(features: Tensor, labels: Tensor, classes: int, *, label_s
         leverage = (projected.square() * shrunk).sum(dim=1) + 1 / len(x)
         return y - (y - projected @ (shrunk[:, None] * products)) / (1 - leverage).clamp(min=1e-6)[:, None]
 
-    errors = {strength: float((leave_one_out(strength) - y).square().mean()) for strength in STRENGTHS}
-    strength = min(errors, key=errors.__getitem__)
+    strength = min(STRENGTHS, key=lambda strength: float((leave_one_out(strength) - y).square().mean()))
     logits = leave_one_out(strength) + y_mean
-    losses = {
-        scale: float(F.cross_entropy(scale * logits, labels, label_smoothing=label_smoothing)) for scale in SCALES
-    }
-    scale = min(losses, key=losses.__getitem__)
+    loss = partial(F.cross_entropy, target=labels, label_smoothing=label_smoothing)
+    scale = min(SCALES, key=lambda scale: float(loss(scale * logits)))
     weight = scale * (axes @ (products / (variances.clamp(min=0) + strength * unit)[:, None]))
-    return LinearHead(
-        weight=weight.float(),
-        bias=(scale * y_mean - x_mean @ weight).float(),
-        strength=strength,
-        scale=scale,
-    )
+    bias = scale * y_mean - x_mean @ weight
+    return LinearHead(weight=weight.float(), bias=bias.float(), strength=strength, scale=scale)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
@@ -19,8 +18,7 @@ Line = dict[str, Any]
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FOLDER = "events"
-EMPTY = sha256().hexdigest()
-"""Digest of an empty file."""
+EMPTY = sha256().hexdigest()  # digest of an empty file
 
 
 class Listener:
@@ -50,9 +48,7 @@ def notify(listeners: Sequence[Listener], text: str) -> None:
 class Journal:
     """Appends to metrics.jsonl and notifies the listeners."""
 
-    def __init__(
-        self, path: Path, listeners: Sequence[Listener], *, keep_bytes: int = 0, keep_digest: str = EMPTY
-    ) -> None:
+    def __init__(self, path: Path, listeners: Sequence[Listener], keep_bytes: int, keep_digest: str) -> None:
         """Truncates an existing file to `keep_bytes`, its size at the checkpoint that the run resumes from."""
         self.path, self.listeners = path, listeners
         content = path.read_bytes()[:keep_bytes] if path.is_file() else b""
@@ -95,37 +91,10 @@ def read_journal(path: Path) -> Iterator[Line]:
                 yield parse_object(line, f"{path}, line {number}", raises=TrainingError)
 
 
-class Clock:
-    """Time over all sessions of a run, since the last line of metrics, and since the last checkpoint."""
-
-    def __init__(self, before: float) -> None:
-        """`before`: seconds of earlier sessions."""
-        now = time.monotonic()
-        self._start, self._lap, self._checkpoint = now - before, now, now
-
-    def total(self) -> float:
-        return time.monotonic() - self._start
-
-    def lap(self) -> float:
-        """Seconds since the last call, without pauses."""
-        now = time.monotonic()
-        seconds, self._lap = now - self._lap, now
-        return seconds
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """A context whose time does not count in the lap."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self._lap += time.monotonic() - began
-
-    def since_checkpoint(self) -> float:
-        return time.monotonic() - self._checkpoint
-
-    def checkpointed(self) -> None:
-        self._checkpoint = time.monotonic()
+@cache
+def print_once(text: str) -> None:
+    """Print a status line, but the same text only once per process: a sweep has many runs."""
+    print_status(text)
 
 
 class TensorBoard(Listener):
@@ -135,7 +104,7 @@ class TensorBoard(Listener):
     `tensorboard` nothing is written, which is reported once.
     """
 
-    def __init__(self, report: Callable[[str], None] = print_status) -> None:
+    def __init__(self, report: Callable[[str], None] = print_once) -> None:
         self.report = report
         self._reported = False
         self._writer: Any = None
@@ -162,23 +131,15 @@ class TensorBoard(Listener):
     def recorded(self, line: Line) -> None:
         if self._writer is None:
             return
-        for name, value in scalars(line).items():
-            self._writer.add_scalar(name, value, line["step"])
+        for name, value in line.items():
+            if name != "step" and isinstance(value, int | float) and not isinstance(value, bool):
+                self._writer.add_scalar(f"{name}/{line.get('split', 'run')}", float(value), line["step"])
         self._writer.flush()  # no event before a checkpoint may be lost with the process
 
     def finished(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-
-def scalars(line: Line) -> dict[str, float]:
-    """The numbers of a line by TensorBoard tag, grouped by metric."""
-    return {
-        f"{name}/{line.get('split', 'run')}": float(value)
-        for name, value in line.items()
-        if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
-    }
 
 
 class ProgressListener(Listener):
@@ -196,10 +157,13 @@ class ProgressListener(Listener):
             self._progress.update(step)
 
     def recorded(self, line: Line) -> None:
-        if line["split"] != "train":
-            print_status(f"step {line['step']}  {describe(line)}")
+        is_training = line["split"] == "train"
+        name = "train" if is_training else "validation"
+        text = f"epoch {line['epoch']:.2f}  {name} loss {line['loss']:.4f}  top-1 {line['top1']:.2f}%"
+        if not is_training:
+            print_status(f"step {line['step']}  {text}")
         elif self._progress is not None:
-            self._progress.detail = describe(line)
+            self._progress.detail = f"{text}  lr {line['lr']:.2e}  {line['images_per_second']:.0f} img/s"
 
     def said(self, text: str) -> None:
         print_status(f"note: {text}")
@@ -207,11 +171,3 @@ class ProgressListener(Listener):
     def finished(self) -> None:
         if self._progress is not None:
             self._progress.close()
-
-
-def describe(line: Line) -> str:
-    split = "train" if line["split"] == "train" else "validation"
-    text = f"epoch {line['epoch']:.2f}  {split} loss {line['loss']:.4f}  top-1 {line['top1']:.2f}%"
-    if "lr" in line:
-        text += f"  lr {line['lr']:.2e}  {line['images_per_second']:.0f} img/s"
-    return text

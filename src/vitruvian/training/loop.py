@@ -10,8 +10,11 @@ import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -19,26 +22,18 @@ import torch
 from torch import Tensor, nn
 
 from vitruvian.data.augment import mix, normalize
-from vitruvian.data.loader import Batch
+from vitruvian.data.loader import Batch, Loader
 from vitruvian.data.order import generator_for, hash_words
-from vitruvian.data.sources import Source
 from vitruvian.errors import Interrupted, NotFiniteError, TrainingError
-from vitruvian.evaluation.metrics import autocast
 from vitruvian.files import write_json
 from vitruvian.model.build import Model, empty
 from vitruvian.progress import print_status
 from vitruvian.text import brief, describe_error
-from vitruvian.training.checkpoint import (
-    Checkpoints,
-    Position,
-    gather_tensors,
-    live_tensors,
-    read_tensors,
-    write_digests,
-)
-from vitruvian.training.distributed import Processes, average_buffers, fully_shard, no_sync, reshard, wrap_ddp
+from vitruvian.training.checkpoint import Checkpoints, Position, live_tensors, read_tensors, write_digests
+from vitruvian.training.distributed import Processes, average_buffers, full_tensor, fully_shard, no_sync, reshard
+from vitruvian.training.fewshot import FewShot
 from vitruvian.training.initial_model import augment_for
-from vitruvian.training.journal import METRICS_FILE, Clock, Journal, Line, Listener, notify
+from vitruvian.training.journal import METRICS_FILE, Journal, Line, Listener, notify
 from vitruvian.training.masked import Colors, MaskedViT
 from vitruvian.training.objective import (
     Distilled,
@@ -49,31 +44,29 @@ from vitruvian.training.objective import (
     image_weights,
 )
 from vitruvian.training.optimizer import (
-    build_average,
+    Average,
     build_optimizer,
     build_schedule,
     local,
     moments,
     set_lr,
-    set_steps_taken,
-    steps_taken,
+    sharpness_aware,
 )
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.run_folder import Run
-from vitruvian.training.run_report import Outcome, write_report
+from vitruvian.training.run_report import write_report
 from vitruvian.training.splits import NO_TRANSFORMS, CustomTransforms, Splits, TrainingBatches, validation_loader
 from vitruvian.weights.load import assemble
 from vitruvian.weights.save import save
 
-DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SYNC_STEPS = 10
 """With several processes: steps between all-reduces that decide whether to stop or to write a checkpoint."""
-CLOSING_SECONDS = 60
-"""How long a failing run waits for a checkpoint that is being written."""
+CLOSING_SECONDS = 60  # how long a failing run waits for a checkpoint that is being written
+DIVERGED_FACTOR = 10  # a loss this many times that of the first steps, or of random predictions, will not recover
 
 
 class Diverged(TrainingError):
-    """The loss or the weights became NaN or infinite."""
+    """The loss exploded, or the loss or the weights became NaN or infinite."""
 
 
 class Trainer:
@@ -93,21 +86,30 @@ class Trainer:
         self.recipe, self.splits, self.processes, self.transforms = recipe, splits, processes, transforms
         self.model = model.to(processes.device)
         self.augment = augment_for(recipe, model)
-        self.batches = TrainingBatches(
-            splits.train, recipe, self.augment, processes, transform=transforms.train_transform
-        )
+        self.batches = TrainingBatches(splits.train, recipe, self.augment, processes, transforms.train_transform)
         fully_shard(model, processes, recipe)
         if recipe.compile:
             model.compile()
         self.optimizer = build_optimizer(model, recipe)
-        self.module = wrap_ddp(model, processes, recipe)  # gives all processes the same weights
-        self.objective = build_objective(recipe, model, splits.train, processes)
+        self.module: nn.Module = model
+        if processes.is_distributed and recipe.parallel == "ddp":  # gives all processes the same weights
+            ids = [processes.device.index] if processes.device.type == "cuda" else None
+            self.module = nn.parallel.DistributedDataParallel(model, device_ids=ids)
+        self.objective: Objective
+        if isinstance(model, MaskedViT):
+            self.objective = Colors(recipe, model, processes)
+        elif recipe.teacher:
+            self.objective = Distilled(recipe, model, splits.train, processes)
+        else:
+            self.objective = Labels(recipe, model, processes)
         self.schedule = build_schedule(recipe, self.batches.total)
-        self.average = build_average(model, recipe, self.batches.total)
+        self.average: Average | None = None
+        if recipe.average != "none":
+            start = round(recipe.polyak_start * self.batches.total)
+            self.average = Average(model, recipe.average, decay=recipe.ema_decay, start=start)
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=recipe.precision == "float16")
         balanced = recipe.class_weights == "balanced"
         self.class_weights = balanced_weights(splits.train).to(processes.device) if balanced else None
-        self.dtype = DTYPES[recipe.precision]
 
     # B images, K classes
     def step(self, batch: Batch, step: int) -> Tensor:
@@ -118,7 +120,8 @@ class Trainer:
         recipe, device = self.recipe, self.processes.device
         gpus = [] if device.type == "cpu" else [device]
         with torch.random.fork_rng(gpus, device_type=device.type if gpus else "cuda"):
-            torch.manual_seed(int(hash_words(recipe.seed, step, self.processes.rank, size=1, purpose=b"step")[0]))
+            seed = int(hash_words(recipe.seed, step, self.processes.rank, size=1, purpose=b"step")[0])
+            torch.manual_seed(seed)
 
             pixels = batch.pixels.to(device, non_blocking=True)
             if not pixels.is_floating_point():  # a caller's own transform returns normalized floats
@@ -141,15 +144,14 @@ class Trainer:
             B = len(pixels)
             sums = torch.zeros(3, device=device)
             sums[2] = B
-            count = min(recipe.grad_accum_steps, B)
-            chunks = zip(*(tensor.tensor_split(count) for tensor in (pixels, targets, teacher, weights)))
-            for index, (x, y, teacher_part, weights_part) in enumerate(chunks, 1):
-                with nullcontext() if index == count else no_sync(self.module):
-                    losses, correct = self.objective.losses(self.module, x, y, teacher_part, self.autocast)
-                    loss = (losses * weights_part).sum() / B
-                    self.scaler.scale(loss).backward()
-                sums[0] += loss.detach() * B
-                sums[1] += correct
+            parts = (pixels, targets, teacher, weights)
+            if recipe.sam_rho:
+                torch.manual_seed(seed)
+            self.backward(parts, sums)
+            if recipe.sam_rho:
+                torch.manual_seed(seed)  # the same dropout in both passes
+                again = partial(self.backward, parts, torch.zeros_like(sums))
+                sharpness_aware(self.model, again, rho=recipe.sam_rho, alpha=recipe.gsam_alpha)
 
             set_lr(self.optimizer, self.schedule.lr_at(step))
             if recipe.grad_clip:
@@ -164,8 +166,17 @@ class Trainer:
                 self.average.update(step)
         return sums
 
-    def autocast(self) -> AbstractContextManager[object]:
-        return autocast(self.processes.device, self.dtype)
+    def backward(self, parts: tuple[Tensor, ...], sums: Tensor) -> None:
+        """Add up the gradients of a batch, in `grad_accum_steps` parts; adds its losses and correct ones to `sums`."""
+        B = len(parts[0])
+        count = min(self.recipe.grad_accum_steps, B)
+        for index, (x, y, teacher, weights) in enumerate(zip(*(tensor.tensor_split(count) for tensor in parts)), 1):
+            with nullcontext() if index == count else no_sync(self.module):
+                losses, correct = self.objective.losses(self.module, x, y, teacher)
+                loss = (losses * weights).sum() / B
+                self.scaler.scale(loss).backward()
+            sums[0] += loss.detach() * B
+            sums[1] += correct
 
     def use_average(self) -> AbstractContextManager[None]:
         """A context in which the model has the averaged weights, if the recipe averages."""
@@ -179,15 +190,12 @@ class Trainer:
             tensors |= {f"average.{name}": mean for name, mean in self.average.means.items()}
         return tensors
 
-    def describe(self, position: Position) -> None:
-        """Store the non-tensor state (optimizer updates, gradient scaler) in `position`."""
-        position.updates = steps_taken(self.optimizer)
-        position.scaler = self.scaler.state_dict()
-
     def restore(self, checkpoint: Path, position: Position) -> None:
-        """Load the state that `tensors` and `describe` stored."""
+        """Load the state that a checkpoint stored."""
         read_tensors(checkpoint, self.tensors(), self.processes)
-        set_steps_taken(self.optimizer, position.updates)
+        for state in self.optimizer.state.values():
+            if "step" in state:
+                state["step"].fill_(position.updates)
         if position.scaler:
             self.scaler.load_state_dict(position.scaler)
 
@@ -196,63 +204,78 @@ class Trainer:
         return bool(torch.stack(norms).isfinite().all())
 
 
-def build_objective(recipe: Recipe, model: Model, source: Source, processes: Processes) -> Objective:
-    if isinstance(model, MaskedViT):
-        return Colors(recipe, model)
-    return Distilled(recipe, model, source, processes) if recipe.teacher else Labels(recipe, model.config.num_classes)
-
-
 class Loop:
     """Takes a trainer from a position to the end of its run, and writes the run's folder."""
 
     def __init__(self, trainer: Trainer, folder: Path, position: Position, listeners: Sequence[Listener]) -> None:
-        self.trainer, self.folder, self.position = trainer, folder, position
+        self.trainer, self.run_folder, self.position = trainer, Run(folder), position
         self.recipe, self.processes, self.batches = trainer.recipe, trainer.processes, trainer.batches
         self.steps = self.batches.total
         self.listeners = tuple(listeners) if self.processes.is_main else ()
-        self.checkpoints = Checkpoints(Run(folder).checkpoints, self.processes, keep=self.recipe.keep_checkpoints)
+        self.checkpoints = Checkpoints(self.run_folder.checkpoints, self.processes, keep=self.recipe.keep_checkpoints)
         transform = trainer.transforms.transform or trainer.model.meta.preprocess
         self.validation = validation_loader(trainer.splits.validation, self.recipe, transform, self.processes)
+        self.fewshot = FewShot(self.recipe, trainer.splits.fewshot, transform, self.processes)
         self.journal: Journal | None = None
-        self.clock = Clock(position.seconds)
-        self.sums: list[Tensor] = []
-        """Results of the steps since the last read from the device."""
-        self.metrics: ValidationMetrics | None = None
-        """The last evaluation in this session."""
+        now = time.monotonic()
+        self.start_time = now - position.seconds  # as if all sessions had followed each other
+        self.line_time = now  # of the last line of training metrics, later by the evaluations since then
+        self.checkpoint_time = now
+        self.sums: list[Tensor] = []  # results of the steps since the last read from the device
+        self.metrics: ValidationMetrics | None = None  # the last evaluation in this session
+        self.scalars: dict[str, float] = {}  # its numbers, with the few-shot accuracy
 
     def run(self) -> Run:
         """Train to the last step, then write the model and the report.
 
         Raises:
             Interrupted: a signal asked to stop; the checkpoint of the last step is written.
-            Diverged: the loss or the weights became NaN or infinite.
+            Diverged: the loss exploded, or the loss or the weights became NaN or infinite. The model then has the best
+                weights before that, if there was an evaluation.
         """
-        position = self.position
         with ExitStack() as stack:
             stop = self.start(stack)
-            if position.step and self.is_evaluation_due() and position.evaluated != position.step:
-                self.evaluate(stop)  # the run was stopped during this evaluation
-            for batch in self.batches.from_step(position.step):
-                if self.is_early_stop():
-                    break
-                self.sums.append(self.trainer.step(batch, position.step))
-                position.step += 1
-                position.unreadable.update(batch.unreadable)
-                # A resumed run repeats this order.
-                for listener in self.listeners:
-                    listener.stepped(position.step)
-                if position.step % self.recipe.log_every == 0 or position.step == self.steps:
-                    self.record_training()
-                if self.is_evaluation_due():
-                    self.evaluate(stop)
-                signal_number, is_due = self.agree_on_checkpoint(stop)
-                if signal_number or is_due:
-                    self.write_checkpoint(wait=bool(signal_number))
-                if signal_number and position.step < self.steps:
-                    self.interrupt(signal_number)
+            try:
+                self.train(stop)
+            except Diverged as error:
+                if not self.can_rescue():
+                    raise error.replace(hint="no weights were saved") from None
+                self.finish(diverged=error.reason)
+                saved = f"saved the weights of step {self.position.best_step}, the best so far"
+                raise error.replace(hint=f"{saved}, in {self.run_folder.folder}") from None
             self.write_checkpoint(wait=True)
             self.finish()
-        return Run(self.folder)
+        return self.run_folder
+
+    def train(self, stop: StopRequest) -> None:
+        """Train to the last step or until early stopping."""
+        position = self.position
+        if position.step and self.is_evaluation_due() and position.evaluated != position.step:
+            self.evaluate(stop)  # the run was stopped during this evaluation
+        for batch in self.batches.from_step(position.step):
+            if self.is_early_stop():
+                break
+            self.sums.append(self.trainer.step(batch, position.step))
+            position.step += 1
+            position.unreadable.update(batch.unreadable)
+            # A resumed run repeats this order.
+            for listener in self.listeners:
+                listener.stepped(position.step)
+            if position.step % self.recipe.log_every == 0 or position.step == self.steps:
+                self.record_training()
+            if self.is_evaluation_due():
+                self.evaluate(stop)
+            signal_number, is_due = self.agree_on_checkpoint(stop)
+            if signal_number or is_due:
+                self.write_checkpoint(wait=bool(signal_number))
+            if signal_number and position.step < self.steps:
+                self.interrupt(signal_number)
+
+    def can_rescue(self) -> bool:
+        """Whether the best weights before a divergence can be saved; with FSDP, only some processes may notice it."""
+        is_same = not self.processes.is_distributed or self.recipe.parallel == "ddp"
+        best = self.run_folder.best(self.position.best_step)
+        return is_same and self.recipe.objective == "labels" and self.position.best_step > 0 and best.is_dir()
 
     def start(self, stack: ExitStack) -> StopRequest:
         """Open the journal, notify the listeners and handle signals until the stack is closed."""
@@ -260,21 +283,18 @@ class Loop:
         self.checkpoints.clean()
         stack.callback(self.batches.close)
         stack.callback(self.checkpoints.close, CLOSING_SECONDS)
-        stack.enter_context(self.validation)
+        for loader in (self.validation, *self.fewshot.loaders):
+            stack.enter_context(loader)
         if self.processes.is_main:
-            self.journal = Journal(
-                self.folder / METRICS_FILE,
-                self.listeners,
-                keep_bytes=position.journal_bytes,
-                keep_digest=position.journal_digest,
-            )
+            path = self.run_folder.folder / METRICS_FILE
+            self.journal = Journal(path, self.listeners, position.journal_bytes, position.journal_digest)
             stack.callback(self.journal.close)
         for listener in self.listeners:
             stack.callback(listener.finished)
-            listener.started(folder=self.folder, steps=self.steps, done=position.step)
+            listener.started(folder=self.run_folder.folder, steps=self.steps, done=position.step)
             for note in self.trainer.splits.notes:
                 listener.said(note)
-        return stack.enter_context(stop_requests())
+        return stack.enter_context(StopRequest())
 
     def is_early_stop(self) -> bool:
         return bool(self.recipe.patience) and self.position.worse >= self.recipe.patience
@@ -286,20 +306,17 @@ class Loop:
         """The signal that asks to stop (0: none) and whether a checkpoint is due, the same in all processes."""
         every = self.recipe.checkpoint_steps
         is_due = bool(every) and self.position.step % every == 0
+        is_late = time.monotonic() - self.checkpoint_time > self.recipe.checkpoint_seconds
         if not self.processes.is_distributed:
-            return stop.number, is_due or self.clock.since_checkpoint() > self.recipe.checkpoint_seconds
+            return stop.number, is_due or is_late
         if self.position.step % SYNC_STEPS and self.position.step < self.steps:
             return 0, is_due
-        is_late = self.processes.is_main and self.clock.since_checkpoint() > self.recipe.checkpoint_seconds
-        vote = self.processes.all_reduce_max(2 * stop.number + is_late)
+        vote = self.processes.all_reduce_max(2 * stop.number + (is_late and self.processes.is_main))
         return vote // 2, is_due or bool(vote % 2)
 
     def interrupt(self, signal_number: int) -> None:
-        raise Interrupted(
-            f"stopped after step {self.position.step} of {self.steps}; "
-            f"continue with `vit train --resume {self.folder}`",
-            signal_number,
-        )
+        again = f"continue with `vit train --resume {self.run_folder.folder}`"
+        raise Interrupted(f"stopped after step {self.position.step} of {self.steps}; {again}", signal_number)
 
     def settle(self) -> None:
         """All-reduce the results of the steps since the last call; raises Diverged on a non-finite loss."""
@@ -312,6 +329,8 @@ class Loop:
             if not math.isfinite(loss):
                 self.diverge(step, f"the loss of step {step + 1} is NaN or infinite")
         self.position.pending += rows
+        if self.position.first_loss is None:
+            self.position.first_loss = rows[0][0] / rows[0][2]
 
     def diverge(self, step: int, reason: str) -> None:
         checkpoints = self.checkpoints.all()
@@ -325,7 +344,8 @@ class Loop:
         self.settle()
         loss, correct, images = (sum(column) for column in zip(*self.position.pending))
         self.position.pending.clear()
-        seconds = self.clock.lap()
+        now = time.monotonic()
+        seconds, self.line_time = now - self.line_time, now
         self.record(
             "train",
             loss=loss / images,
@@ -333,30 +353,41 @@ class Loop:
             lr=self.trainer.schedule.lr_at(self.position.step - 1),
             images_per_second=round(images / max(seconds, 1e-9), 1),
         )
+        self.check_loss(loss / images)
+
+    def check_loss(self, loss: float) -> None:
+        """Raise Diverged if a loss is far above that of the first step and of random predictions."""
+        first = self.position.first_loss or 0.0
+        if loss > DIVERGED_FACTOR * max(first, 1 + math.log(len(self.trainer.splits.classes))):
+            reason = f"training diverged: the loss was {first:.4g} at first and is {loss:.4g}"
+            raise Diverged(f"{reason} after step {self.position.step}", hint="try a lower lr, or grad_clip=1")
 
     def record(self, split: str, **values: float) -> None:
         if self.journal is not None:
             self.journal.record(self.line(split, self.position.step) | values)
 
     def line(self, split: str, step: int) -> Line:
-        seconds = round(self.clock.total(), 2)
+        seconds = round(time.monotonic() - self.start_time, 2)
         return {"step": step, "epoch": step / self.batches.per_epoch, "split": split, "seconds": seconds}
 
     def evaluate(self, stop: StopRequest) -> None:
         """Evaluate the (averaged) weights, and save them if they are the best so far and the recipe needs the best."""
         self.settle()
-        position = self.position
+        position, began = self.position, time.monotonic()
         try:
-            with self.clock.paused(), self.trainer.use_average():
+            with self.trainer.use_average():
                 self.metrics = self.measure(stop)
-                self.record("val", **self.metrics.scalars())
+                self.record("val", **self.scalars)
+                self.check_loss(self.metrics.loss)
                 value = self.metrics.top1 if self.recipe.monitor == "top1" else -self.metrics.loss
                 if position.best is not None and value <= position.best:
                     position.worse += 1
                 else:
                     position.best, position.best_step, position.worse = value, position.step, 0
-                    if needs_best(self.recipe):
-                        self.save_model(folder := Run(self.folder).best(position.step))
+                    # The last steps may diverge, so the best weights are kept in any case.
+                    is_rescue = position.step < self.steps and self.recipe.objective == "labels"
+                    if self.recipe.final == "best" or is_rescue:
+                        self.save_model(folder := self.run_folder.best(position.step))
                         if self.processes.is_main:
                             write_digests(folder)
         except EvaluationStopped:
@@ -367,28 +398,35 @@ class Loop:
                 raise  # perhaps in this process alone: it ends, and the others with it
             self.diverge(position.step - 1, f"the weights after step {position.step} give NaN or infinite outputs")
         position.evaluated = position.step
+        self.line_time += time.monotonic() - began
 
-    def measure(self, stop: StopRequest) -> ValidationMetrics:
-        trainer, batches, images = self.trainer, self.validation_batches(stop), len(self.validation.source)
+    def measure(self, stop: StopRequest | None = None) -> ValidationMetrics:
+        """Evaluate the weights on the validation images; a single process stops between batches when asked to."""
+
+        def batches(loader: Loader) -> Iterator[Batch]:
+            for batch in loader.batches(0):
+                if stop is not None and stop.number and not self.processes.is_distributed:
+                    raise EvaluationStopped
+                self.position.unreadable.update(batch.unreadable)
+                yield batch
+
         try:
-            return trainer.objective.evaluate(trainer.model, batches, images, self.processes, trainer.dtype)
+            images, all_ranks = len(self.validation.source), self.processes.is_distributed
+            metrics = self.trainer.objective.evaluate(batches(self.validation), images, all_ranks=all_ranks)
+            self.scalars = metrics.scalars() | self.fewshot.scalars(self.trainer.model, batches)
+            return metrics
         finally:
-            reshard(trainer.model)
-
-    def validation_batches(self, stop: StopRequest) -> Iterator[Batch]:
-        """The validation batches; a single process stops between them when asked to."""
-        for batch in self.validation.batches(0):
-            if stop.number and not self.processes.is_distributed:
-                raise EvaluationStopped
-            self.position.unreadable.update(batch.unreadable)
-            yield batch
+            reshard(self.trainer.model)
 
     def save_model(self, folder: Path) -> None:
         """Gather the current weights from all processes and save them as a native model directory."""
         model = self.trainer.model
-        tensors = gather_tensors(dict(model.state_dict()))
-        if isinstance(model, MaskedViT):
-            tensors = {name: tensor for name, tensor in tensors.items() if name not in MaskedViT.own_names}
+        left_out = MaskedViT.own_names if isinstance(model, MaskedViT) else ()
+        tensors = {
+            name: full_tensor(tensor.detach()).cpu()
+            for name, tensor in model.state_dict().items()
+            if name not in left_out
+        }
         if self.processes.is_main:
             save(assemble(empty(model.config), tensors, model.meta), folder)
         self.processes.barrier()
@@ -399,50 +437,52 @@ class Loop:
         position = self.position
         if not self.trainer.is_finite():
             self.diverge(position.step - 1, f"the weights after step {position.step} are NaN or infinite")
-        self.trainer.describe(position)
+        # With float16 there are fewer updates than steps, because overflowing ones are skipped.
+        states = self.trainer.optimizer.state.values()
+        position.updates = max((int(state["step"].item()) for state in states if "step" in state), default=0)
+        position.scaler = self.trainer.scaler.state_dict()
         position.unreadable = self.all_unreadable()
-        position.seconds = self.clock.total()
+        position.seconds = time.monotonic() - self.start_time
         if self.journal is not None:
             position.journal_bytes, position.journal_digest = self.journal.sync(), self.journal.digest()
         self.checkpoints.settle()  # the previous one, whose best weights must not be removed before
         if self.processes.is_main:
-            self.checkpoints.remove_worse(Run(self.folder).best(0).parent, position.best_step)
+            self.checkpoints.remove_worse(self.run_folder.best(0).parent, position.best_step)
         wait = wait or not self.recipe.async_checkpoint
-        self.checkpoints.write(position.step, self.trainer.tensors(), position.to_json(), wait=wait)
-        self.clock.checkpointed()
+        self.checkpoints.write(position.step, self.trainer.tensors(), asdict(position), wait=wait)
+        self.checkpoint_time = time.monotonic()
 
     def all_unreadable(self) -> dict[str, str]:
         """The images that any process could not read, with the reasons."""
         parts = self.processes.all_gather(self.position.unreadable)
         return {key: reason for part in parts for key, reason in part.items()}
 
-    def finish(self) -> None:
-        """Write the skipped images, the model and the report, and last `result.json`, which marks the run as done."""
-        run, splits, position = Run(self.folder), self.trainer.splits, self.position
+    def finish(self, diverged: str = "") -> None:
+        """Write the skipped images, the model and the report, and last `result.json`, which marks the run as done.
+
+        A run that diverged gets the best weights.
+        """
+        run, splits, position = self.run_folder, self.trainer.splits, self.position
         unreadable = self.all_unreadable()
         if self.processes.is_main and unreadable:
-            write_json(self.folder / "unreadable.json", unreadable)
+            write_json(run.folder / "unreadable.json", unreadable)
         step = position.step
         with self.trainer.use_average():
-            if self.recipe.final == "best" and position.best_step != step:
+            if (self.recipe.final == "best" or diverged) and position.best_step != step:
                 read_tensors(run.best(position.best_step), live_tensors(self.trainer.model), self.processes)
                 self.metrics, step = None, position.best_step
-            metrics = self.metrics or self.measure(StopRequest())
-            self.save_model(self.folder / "model")
+            metrics = self.metrics or self.measure()
+            self.save_model(run.folder / "model")
         if self.processes.is_main:
-            early = f"no better evaluation in {position.worse}" if self.is_early_stop() else ""
-            outcome = Outcome(train=splits.train, measures=metrics, held_out=splits.validation, stopped=early)
+            early = diverged or (f"no better evaluation in {position.worse}" if self.is_early_stop() else "")
             try:
-                write_report(run, outcome)
+                write_report(run, splits.train, held_out=splits.validation, measures=metrics, stopped=early)
             except Exception as error:  # the model is still good
-                again = f"`vit train --resume {self.folder}` tries again"
+                again = f"`vit train --resume {run.folder}` tries again"
                 notify(self.listeners, f"the report could not be written: {describe_error(error)}; {again}")
-            run.seal(self.line("val", step) | metrics.scalars())
+            run.seal(self.line("val", step) | self.scalars, diverged)
+            run.remove_old(self.recipe, keep_best=self.recipe.final == "best" and position.best_step != position.step)
         self.processes.barrier()
-
-
-def needs_best(recipe: Recipe) -> bool:
-    return recipe.final == "best" or recipe.patience > 0
 
 
 class EvaluationStopped(Exception):
@@ -450,11 +490,24 @@ class EvaluationStopped(Exception):
 
 
 class StopRequest:
-    """Whether a signal asked to stop. Under torchrun the end of its agent asks, too: it sends no signal."""
+    """A context in which SIGTERM and SIGINT become a request to stop; only the main thread can receive them.
+
+    Under torchrun the end of its agent asks, too: it sends no signal.
+    """
 
     def __init__(self) -> None:
         self.received = 0
         self.agent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+
+    def __enter__(self) -> StopRequest:
+        is_main = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()
+        self.handlers = {number: signal.signal(number, self.receive) for number in numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
 
     @property
     def number(self) -> int:
@@ -469,18 +522,3 @@ class StopRequest:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self.received = number
-
-
-@contextmanager
-def stop_requests() -> Iterator[StopRequest]:
-    """A context in which SIGTERM and SIGINT become a request to stop; only the main thread can receive them."""
-    request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield request
-        return
-    before = {number: signal.signal(number, request.receive) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield request
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,10 +1,10 @@
-"""Masked-patch pre-training (Section 4.6): a ViT that predicts the mean colors of masked patches."""
+"""Masked-patch pre-training (Section 4.6): a ViT that predicts the colors or pixels of masked patches."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,53 +19,67 @@ from vitruvian.errors import ConfigError, DataError
 from vitruvian.evaluation.metrics import autocast, count_all, from_all_ranks
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
-from vitruvian.training.distributed import Processes
-from vitruvian.training.objective import Autocast, Objective
-from vitruvian.training.recipe import Recipe
+from vitruvian.training.objective import Objective
+from vitruvian.training.recipe import MaskedTarget, Recipe
 
-# B images, N patches, M of them corrupted, D width, K colors
+# B images, N patches of P x P pixels, M of them corrupted, D width, K colors, S x S cells of a patch
 
-EXAMPLES = 12
-"""Validation images whose predicted colors the report shows."""
-EVALUATION_SEED = 0
-"""Seed for corrupting validation images, which depends on the image alone."""
+EXAMPLES = 12  # validation images whose predicted colors the report shows
+EVALUATION_SEED = 0  # seed for corrupting validation images, which depends on the image alone
 
 
 class MaskedViT(ViT):
-    """A ViT with a mask embedding and a color classifier in place of the head; neither is saved."""
+    """A ViT with a mask embedding and a predictor of colors or pixels in place of the head; neither is saved."""
 
-    own_names = ("mask_embedding", "colors.weight", "colors.bias")
-    """Parameters that are not part of the saved model."""
+    own_names = ("mask_embedding", "colors.weight", "colors.bias")  # parameters that are not part of the saved model
 
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(self, config: ViTConfig, target: MaskedTarget = "mean_color", mask_ratio: float = 0.5) -> None:
         super().__init__(config)
+        self.cells, self.mask_ratio = CELLS[target], mask_ratio
         self.mask_embedding = nn.Parameter(torch.empty(1, 1, config.width))
-        self.colors = nn.Linear(config.width, LEVELS**config.in_channels)
+        C = config.in_channels
+        outputs = self.cells**2 * LEVELS**C if self.cells else config.patch_size**2 * C
+        self.colors = nn.Linear(config.width, outputs)
 
     def forward(self, pixels: Tensor, draws: Tensor | None = None) -> Tensor:
-        """Logits (B, M, K) of the patches that `draws` (B, 3, N) corrupt, in patch order."""
+        """Outputs (B, M, S * S * K or C * P * P) for the patches that `draws` (B, 3, N) corrupt, in patch order."""
         assert draws is not None
         self.check(pixels)
-        corruption = corruption_of(draws)
+        corruption = corruption_of(draws, self.mask_ratio)
         grid = self.config.grid_of((pixels.shape[-2], pixels.shape[-1]))
         patches = corrupt(self.embed.patches(pixels), self.mask_embedding, corruption)
         tokens = self.forward_blocks(self.embed.with_positions(patches, grid))[:, self.config.prefix_tokens :]
         if self.config.norm_after_pool:
             tokens = self.norm(tokens)
-        logits: Tensor = self.colors(tokens[corruption.chosen])  # (B * M, K)
-        return logits.view(len(pixels), -1, logits.shape[-1]).clone()  # FSDP loses its hook on a view
+        outputs: Tensor = self.colors(tokens[corruption.chosen])
+        return outputs.view(len(pixels), -1, outputs.shape[-1]).clone()  # FSDP loses its hook on a view
 
     @classmethod
-    def around(cls, model: Model, seed: int) -> MaskedViT:
+    def around(cls, model: Model, recipe: Recipe) -> MaskedViT:
         """A copy of a ViT for masked-patch pre-training; ConfigError if its architecture cannot be trained that way."""
-        check_fit(model)
-        assert isinstance(model, ViT)
+        problem = ""
+        if not isinstance(model, ViT):
+            problem = "a ResNet has no patches"
+        elif model.config.stem is not None:
+            problem = "the stem of a hybrid mixes neighboring patches"
+        elif model.config.pool == "map":
+            problem = "attention pooling would not be trained; set architecture.pool='token' or 'mean'"
+        elif model.config.representation_size:
+            problem = "the pre-logits layer would not be trained; set architecture.representation_size=0"
+        elif corrupted_patches(math.prod(model.config.grid), recipe.mask_ratio) < 1:
+            problem = (
+                f"mask_ratio={recipe.mask_ratio:g} of {math.prod(model.config.grid)} patches is less than one patch"
+            )
+        elif model.config.patch_size < CELLS[recipe.masked_target]:
+            problem = f"masked_target={recipe.masked_target!r} needs patches of at least 4 x 4 pixels"
+        if problem or not isinstance(model, ViT):
+            raise ConfigError(f"objective='masked' is for plain Vision Transformers: {problem}")
         with torch.random.fork_rng([]):  # PyTorch initializes the layers first, with the global generator
-            masked = cls(model.config)
+            masked = cls(model.config, recipe.masked_target, recipe.mask_ratio)
         missing, unexpected = masked.load_state_dict(model.state_dict(), strict=False)
         assert set(missing) == set(cls.own_names)
         assert not unexpected
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(recipe.seed)
         with torch.no_grad():
             nn.init.normal_(masked.mask_embedding, std=0.02, generator=generator)
             nn.init.zeros_(masked.colors.weight)
@@ -74,88 +88,36 @@ class MaskedViT(ViT):
         return masked
 
 
-def check_fit(model: Model) -> None:
-    """Raise ConfigError if a model cannot be pre-trained on masked patches."""
-    problem = ""
-    if not isinstance(model, ViT):
-        problem = "a ResNet has no patches"
-    elif model.config.stem is not None:
-        problem = "the stem of a hybrid mixes neighboring patches"
-    elif model.config.pool == "map":
-        problem = "attention pooling would not be trained; set architecture.pool='token' or 'mean'"
-    elif model.config.representation_size:
-        problem = "the pre-logits layer would not be trained; set architecture.representation_size=0"
-    elif model.config.grid[0] * model.config.grid[1] < 2:
-        problem = "there is only one patch"
-    if problem:
-        raise ConfigError(f"objective='masked' is for plain Vision Transformers: {problem}")
-
-
 @dataclass(frozen=True, slots=True)
 class MaskedExample:
-    """A validation image and its predicted colors, for the report."""
+    """A validation image and the prediction for it, for the report."""
 
     index: int
-    pixels: NDArray[np.float32]
-    """Normalized, (C, H, W)."""
-    draws: NDArray[np.float32]
-    """(3, N)"""
-    predicted: NDArray[np.int64]
-    """(M,) colors of the corrupted patches."""
+    pixels: NDArray[np.float32]  # normalized, (C, H, W)
+    chosen: NDArray[np.bool_]  # (N,) the corrupted patches
+    masked: NDArray[np.bool_]  # (N,) those replaced by the mask embedding
+    taken_from: NDArray[np.int64]  # (N,) index of the patch in each position
+    predicted: NDArray[np.uint8]  # (M, C, S, S) levels of the corrupted patches; S is 1, 4 or the patch size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColorMeasures:
     """Metrics over the corrupted patches of validation images."""
 
-    count: int
-    """Number of images."""
-    patches: int
-    """Number of corrupted patches, including those left unchanged."""
-    loss: float
-    """Mean cross-entropy."""
-    top1: float
-    """Percent."""
+    count: int  # number of images
+    patches: int  # number of corrupted patches, including those left unchanged
+    loss: float  # mean cross-entropy of the colors, or mean squared error of the pixels
+    top1: float  # percent of colors; if pixels are predicted, their mean color counts
     examples: tuple[MaskedExample, ...] = ()
 
     def scalars(self) -> dict[str, float]:
         return {"count": self.count, "patches": self.patches, "loss": self.loss, "top1": self.top1}
 
 
-@dataclass(kw_only=True, slots=True)
-class ColorTally:
-    """Counts over batches, and the examples for the report."""
-
-    shown: set[int]
-    """Indices of the images to keep as examples."""
-    sums: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
-    """Images, patches, total loss and correct predictions."""
-    examples: list[MaskedExample] = field(default_factory=list)
-
-    def measures(self, processes: Processes) -> ColorMeasures:
-        """The metrics over the counts of all processes."""
-        sums, examples = self.sums, self.examples
-        if processes.is_distributed:
-            sums, examples = from_all_ranks(sums, examples, processes.device)
-        images, patches, loss, correct = sums.tolist()
-        if not patches:
-            raise DataError("no validation image to evaluate the model on")
-        return ColorMeasures(
-            count=int(images),
-            patches=int(patches),
-            loss=loss / patches,
-            top1=100 * correct / patches,
-            examples=tuple(sorted(examples, key=lambda example: example.index)),
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Colors(Objective):
-    """The mean color of each corrupted patch."""
+    """Predict each corrupted patch: its mean color, 4 x 4 colors, or its pixels (recipe setting `masked_target`)."""
 
-    recipe: Recipe
     model: MaskedViT
-    """The unwrapped model, for its patch size and preprocessing."""
 
     def targets(self, batch: Batch, step: int) -> Tensor:
         """The random draws of each image; they depend on the seed, the step and the image, not on the process."""
@@ -165,66 +127,80 @@ class Colors(Objective):
         rows, columns = self.model.config.grid_of((pixels.shape[-2], pixels.shape[-1]))
         return rows * columns
 
-    def losses(
-        self, module: nn.Module, pixels: Tensor, targets: Tensor, teacher: Tensor, autocast: Autocast
-    ) -> tuple[Tensor, Tensor]:
+    def losses(self, module: nn.Module, pixels: Tensor, targets: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
         """Per image: the mean loss over its corrupted patches; an image counts by its fraction of correct patches."""
-        with autocast():
-            logits = module(pixels, targets)
-        colors = self.corrupted_colors(pixels, targets)  # (B, M)
-        losses = F.cross_entropy(logits.float().transpose(1, 2), colors, reduction="none")
-        return losses.mean(dim=1), (logits.detach().argmax(dim=-1) == colors).float().mean(dim=1).sum()
+        losses, correct, _ = self.patch_losses(module, pixels, targets)
+        return losses.mean(dim=1), correct.mean(dim=1).sum()
 
-    def corrupted_colors(self, pixels: Tensor, draws: Tensor) -> Tensor:
-        """The colors of the corrupted patches, (B, M)."""
-        colors = colors_of(pixels, self.model.config.patch_size, self.model.meta.preprocess)
-        return colors[corruption_of(draws).chosen].view(len(pixels), -1)
+    def patch_losses(self, module: nn.Module, pixels: Tensor, draws: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """For each corrupted patch: the loss and the fraction of correct colors, (B, M), and the predicted levels."""
+        with autocast(self.device, self.dtype):
+            outputs = module(pixels, draws).float()
+        B, M, _ = outputs.shape
+        P, C, preprocess = self.model.config.patch_size, pixels.shape[1], self.model.meta.preprocess
+        chosen = corruption_of(draws, self.model.mask_ratio).chosen
+        S = self.model.cells
+        colors = colors_of(pixels, P, preprocess, S or 1)[chosen].view(B, M, -1)  # (B, M, S * S)
+        if S:
+            logits = outputs.view(B, M, S * S, -1)
+            predicted = logits.detach().argmax(dim=-1)
+            losses = F.cross_entropy(logits.flatten(0, 2), colors.flatten(), reduction="none").view(colors.shape)
+            levels = color_levels(predicted, C).transpose(2, 3).reshape(B, M, C, S, S)
+        else:
+            losses = (outputs - patchify(pixels.float(), P)[chosen].view(B, M, -1)).square()
+            levels = levels_of(outputs.detach().view(B, M, C, P, P), preprocess)
+            predicted = color_classes(levels.mean(dim=(-2, -1)))[..., None]
+        return losses.mean(dim=2), (predicted == colors).float().mean(dim=2), levels.byte()
 
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[Batch], images: int, processes: Processes, dtype: torch.dtype | None
-    ) -> ColorMeasures:
+    def evaluate(self, batches: Iterable[Batch], images: int, *, all_ranks: bool) -> ColorMeasures:
         """The metrics over all validation images, which are corrupted in the same way each time."""
-        tally = ColorTally(shown=set(np.linspace(0, images - 1, EXAMPLES).astype(int).tolist()))
-        count = partial(self.count, model, device=processes.device, dtype=dtype, tally=tally)
-        count_all(model, batches, count, all_ranks=processes.is_distributed)
-        return tally.measures(processes)
+        shown = set(np.linspace(0, images - 1, EXAMPLES).astype(int).tolist())
+        examples: list[MaskedExample] = []
+        sums = torch.zeros(4, dtype=torch.float64)  # images, patches, total loss and correct predictions
 
-    def count(
-        self, model: nn.Module, batch: Batch, *, device: torch.device, dtype: torch.dtype | None, tally: ColorTally
-    ) -> tuple[Tensor, ...]:
-        """Add a batch to the tally; returns the model inputs of one image, for a process that has run out of them."""
-        draws = draws_for(batch.indices.tolist(), self.patches(batch.pixels), EVALUATION_SEED)
-        pixels, moved = batch.pixels.to(device), draws.to(device)
-        with autocast(device, dtype):
-            logits = model(pixels, moved).float()
-        colors, predicted = self.corrupted_colors(pixels, moved), logits.argmax(dim=-1)
-        loss = F.cross_entropy(logits.transpose(1, 2), colors, reduction="none").double().sum().item()
-        tally.sums += torch.tensor([len(batch), colors.numel(), loss, (predicted == colors).sum().item()])
-        for row, index in enumerate(batch.indices.tolist()):
-            if index in tally.shown:
-                arrays = (tensor[row].cpu().numpy() for tensor in (batch.pixels, draws, predicted))
-                tally.examples.append(MaskedExample(index, *arrays))
-        return pixels[:1], moved[:1]
+        def count(batch: Batch) -> tuple[Tensor, ...]:
+            """Add a batch; returns the model inputs of one image, for a process that has run out of them."""
+            draws = draws_for(batch.indices.tolist(), self.patches(batch.pixels), EVALUATION_SEED)
+            pixels, moved = batch.pixels.to(self.device), draws.to(self.device)
+            losses, correct, predicted = self.patch_losses(self.model, pixels, moved)
+            totals = losses.double().sum().item(), correct.double().sum().item()
+            sums.add_(torch.tensor([len(batch), losses.numel(), *totals]))
+            corruption = corruption_of(draws, self.model.mask_ratio)
+            for row, index in enumerate(batch.indices.tolist()):
+                if index in shown:
+                    parts = (corruption.chosen, corruption.masked, corruption.taken_from, predicted)
+                    arrays = (tensor[row].cpu().numpy() for tensor in (batch.pixels, *parts))
+                    examples.append(MaskedExample(index, *arrays))
+            return pixels[:1], moved[:1]
 
+        count_all(self.model, batches, count, all_ranks=all_ranks)
+        totals, kept = from_all_ranks(sums, examples, self.device) if all_ranks else (sums, examples)
+        count_images, patches, loss, correct = totals.tolist()
+        if not patches:
+            raise DataError("no validation image to evaluate the model on")
+        return ColorMeasures(
+            count=int(count_images),
+            patches=int(patches),
+            loss=loss / patches,
+            top1=100 * correct / patches,
+            examples=tuple(sorted(kept, key=lambda example: example.index)),
+        )
 
-# B images, N patches of P x P pixels, M of them corrupted, D width
 
 MASKED, EXCHANGED = 0.8, 0.1
 """Fractions of the corrupted patches replaced by the mask embedding and by another patch; the others stay."""
-LEVELS = 8
-"""Levels per channel of a mean color: three bits."""
+LEVELS = 8  # levels per channel of a color: three bits
+CELLS: dict[MaskedTarget, int] = {"mean_color": 1, "colors_4x4": 4, "pixels": 0}
+"""Cells per side of a patch whose mean colors are predicted; 0 for pixels, by regression."""
 
 
 @dataclass(frozen=True, slots=True)
 class Corruption:
     """The corruption of some images, which all have the same number of corrupted patches."""
 
-    chosen: Tensor
-    """bool (B, N): the corrupted patches, whose colors are predicted."""
-    masked: Tensor
-    """bool (B, N): those replaced by the mask embedding."""
-    taken_from: Tensor
-    """int64 (B, N): index of the patch in each position, mostly its own."""
+    chosen: Tensor  # bool (B, N): the corrupted patches, whose colors are predicted
+    masked: Tensor  # bool (B, N): those replaced by the mask embedding
+    taken_from: Tensor  # int64 (B, N): index of the patch in each position, mostly its own
 
 
 def draws_for(indices: Iterable[int], patches: int, seed: int, *keys: int) -> Tensor:
@@ -233,11 +209,16 @@ def draws_for(indices: Iterable[int], patches: int, seed: int, *keys: int) -> Te
     return torch.from_numpy(np.stack(rows)) if rows else torch.zeros(0, 3, patches)
 
 
-def corruption_of(draws: Tensor) -> Corruption:
-    """Half of the patches corrupted, rounded down: 80% masked, 10% another patch of the image, 10% unchanged."""
+def corrupted_patches(patches: int, mask_ratio: float) -> int:
+    """The number of corrupted patches, rounded down; 0.29 of 100 is 29, although the product of floats is less."""
+    return int(patches * mask_ratio + 1e-9)
+
+
+def corruption_of(draws: Tensor, mask_ratio: float = 0.5) -> Corruption:
+    """A fraction of the patches corrupted, rounded down: 80% masked, 10% another patch of the image, 10% unchanged."""
     order, kind, offset = draws.unbind(dim=1)
     N = order.shape[1]
-    chosen = order.argsort(dim=1, stable=True).argsort(dim=1) < N // 2
+    chosen = order.argsort(dim=1, stable=True).argsort(dim=1) < corrupted_patches(N, mask_ratio)
     exchanged = chosen & (kind >= MASKED) & (kind < MASKED + EXCHANGED)
     index = torch.arange(N, device=draws.device).expand_as(order)
     step = 1 + (offset * (N - 1)).long().clamp(max=N - 2)
@@ -263,15 +244,22 @@ def levels_of(pixels: Tensor, preprocess: Preprocess) -> Tensor:
     return ((pixels.float() * std + mean) * 255).round().clamp(0, 255)
 
 
-def colors_of(pixels: Tensor, side: int, preprocess: Preprocess) -> Tensor:
-    """The mean color of each patch as a class, int64 (B, N): three bits per channel, the first channel highest."""
-    means = patchify(levels_of(pixels, preprocess), side).mean(dim=(-2, -1))  # (B, N, C)
-    bits = (means * LEVELS / 256).floor().long()
-    powers = torch.tensor([LEVELS**power for power in reversed(range(bits.shape[-1]))], device=pixels.device)
+def colors_of(pixels: Tensor, side: int, preprocess: Preprocess, cells: int = 1) -> Tensor:
+    """The mean colors of the cells of each patch as classes, int64 (B, N, cells * cells)."""
+    patches = patchify(levels_of(pixels, preprocess), side)  # (B, N, C, P, P)
+    B, N, C = patches.shape[:3]
+    means = F.adaptive_avg_pool2d(patches.flatten(0, 1), cells).view(B, N, C, -1)
+    return color_classes(means.transpose(2, 3))
+
+
+def color_classes(levels: Tensor) -> Tensor:
+    """Levels (..., C) from 0 to 255 as classes: three bits per channel, the first channel highest."""
+    bits = (levels * LEVELS / 256).floor().long()
+    powers = torch.tensor([LEVELS**power for power in reversed(range(levels.shape[-1]))], device=levels.device)
     return (bits * powers).sum(dim=-1)
 
 
-def shown_color(color: int, channels: int) -> tuple[int, ...]:
-    """The levels at the center of a color class."""
-    bits = [color // LEVELS**power % LEVELS for power in reversed(range(channels))]
-    return tuple(round((bit + 0.5) * 256 / LEVELS) for bit in bits)
+def color_levels(classes: Tensor, channels: int) -> Tensor:
+    """The levels (..., C) at the centers of color classes (...)."""
+    powers = torch.tensor([LEVELS**power for power in reversed(range(channels))], device=classes.device)
+    return ((classes[..., None] // powers % LEVELS + 0.5) * (256 / LEVELS)).round()

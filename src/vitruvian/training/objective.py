@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -22,7 +20,7 @@ from vitruvian.config import Preprocess
 from vitruvian.data.loader import Batch
 from vitruvian.data.sources import Source, class_sizes
 from vitruvian.errors import ConfigError, DataError
-from vitruvian.evaluation.metrics import SHOWN_MISTAKES, Measures, measure
+from vitruvian.evaluation.metrics import SHOWN_MISTAKES, Measures, autocast, measure
 from vitruvian.inference import Encoder
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
@@ -35,7 +33,7 @@ from vitruvian.weights.load import load
 
 # B images, K classes
 
-Autocast = Callable[[], AbstractContextManager[object]]
+DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class ValidationMetrics(Protocol):
@@ -53,6 +51,11 @@ class ValidationMetrics(Protocol):
 class Objective(ABC):
     """The targets, the loss and the validation metrics of a run."""
 
+    def __init__(self, recipe: Recipe, model: Model, processes: Processes) -> None:
+        """`model` is the one that is evaluated and saved; training may call it through a wrapper."""
+        self.recipe, self.model, self.device = recipe, model, processes.device
+        self.dtype = DTYPES[recipe.precision]
+
     @abstractmethod
     def targets(self, batch: Batch, step: int) -> Tensor:
         """The targets of a batch, (B, ...)."""
@@ -62,49 +65,36 @@ class Objective(ABC):
         return pixels.new_empty(len(pixels), 0)
 
     @abstractmethod
-    def losses(
-        self, module: nn.Module, pixels: Tensor, targets: Tensor, teacher: Tensor, autocast: Autocast
-    ) -> tuple[Tensor, Tensor]:
+    def losses(self, module: nn.Module, pixels: Tensor, targets: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of each image (B,), and the number of correct predictions as a float tensor."""
 
     @abstractmethod
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[Batch], images: int, processes: Processes, dtype: torch.dtype | None
-    ) -> ValidationMetrics:
-        """The metrics of a model, in eval mode, over the batches of all processes, of `images` validation images.
-
-        `dtype` is that of autocast.
-        """
+    def evaluate(self, batches: Iterable[Batch], images: int, *, all_ranks: bool) -> ValidationMetrics:
+        """The metrics over the batches, of all processes if `all_ranks`, of `images` validation images."""
 
 
 class Labels(Objective):
     """Classification: the class of each image."""
 
-    def __init__(self, recipe: Recipe, classes: int) -> None:
-        self.recipe, self.classes = recipe, classes
-
     def targets(self, batch: Batch, step: int) -> Tensor:
         return batch.labels
 
-    def losses(
-        self, module: nn.Module, pixels: Tensor, targets: Tensor, teacher: Tensor, autocast: Autocast
-    ) -> tuple[Tensor, Tensor]:
-        with autocast():
+    def losses(self, module: nn.Module, pixels: Tensor, targets: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+        with autocast(self.device, self.dtype):
             logits = module(pixels)
         losses = LOSSES[self.recipe.loss](logits, targets, self.recipe.label_smoothing)
         return losses, count_correct(logits.detach(), targets)
 
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[Batch], images: int, processes: Processes, dtype: torch.dtype | None
-    ) -> Measures:
+    def evaluate(self, batches: Iterable[Batch], images: int, *, all_ranks: bool) -> Measures:
         return measure(
-            model,
+            self.model,
             batches,
-            classes=self.classes,
-            device=processes.device,
-            dtype=dtype,
+            classes=self.model.config.num_classes,
+            device=self.device,
+            dtype=self.dtype,
             mistakes=SHOWN_MISTAKES,
-            all_ranks=processes.is_distributed,
+            score_function=self.recipe.score_function,
+            all_ranks=all_ranks,
         )
 
 
@@ -160,7 +150,6 @@ def image_weights(targets: Tensor, weights: Tensor, class_weights: Tensor | None
 
 # B images, K classes, F features, A teacher outputs per image: K logits or F features
 
-
 StudentOutputs = dict[str, Tensor]
 """Outputs of the student's last forward pass: `logits` (B, K) averaged over the heads, `features` (B, F) that the head
 reads, `head` (B, K) of the first head, `token` (B, K) of the distillation token's head."""
@@ -175,45 +164,44 @@ def soft_loss(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     return F.kl_div(student_log, teacher_log, reduction="none", log_target=True).sum(dim=1) * temperature**2
 
 
-def similarity_loss(features: Tensor, teacher: Tensor) -> Tensor:
+def similarity_loss(features: Tensor, teacher: Tensor, temperature: float = 0.0) -> Tensor:
     """Mean squared difference (B,) of each image's cosine similarities with the others of the batch."""
     student_unit, teacher_unit = (F.normalize(x.float(), dim=1) for x in (features, teacher))
     return (student_unit @ student_unit.T - teacher_unit @ teacher_unit.T).square().mean(dim=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Distillation:
-    """How a student learns from a teacher."""
-
-    loss: Callable[[StudentOutputs, Tensor, float], Tensor]
-    """(B,), from the teacher's outputs (B, A) and the temperature."""
-    uses_features: bool = False
-    """The teacher returns features, not logits."""
-    head_only: bool = False
-    """The labels train the first head only, not the mean of both heads."""
-
-
-DISTILLATIONS = {
-    "logits": Distillation(lambda student, teacher, temperature: soft_loss(student["logits"], teacher, temperature)),
-    "token": Distillation(
-        lambda student, teacher, temperature: soft_loss(student["token"], teacher, temperature), head_only=True
-    ),
-    "features": Distillation(
-        lambda student, teacher, _: similarity_loss(student["features"], teacher), uses_features=True
-    ),
+DISTILLATIONS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "logits": soft_loss,
+    "token": soft_loss,
+    "features": similarity_loss,
 }
+"""The loss (B,) of an output of the student, by its name, from the teacher's outputs (B, A) and the temperature."""
 CHOICES["distillation"] = DISTILLATIONS
 
 
 class Distilled(Labels):
-    """Classification, with a teacher's outputs as further targets."""
+    """Classification, with the outputs of a teacher as further targets.
+
+    The teacher is frozen. It gets the student's images in each step, or got each image once before the first step.
+    """
 
     def __init__(self, recipe: Recipe, student: Model, source: Source, processes: Processes) -> None:
-        super().__init__(recipe, student.config.num_classes)
-        self.kind, self.student = DISTILLATIONS[recipe.distillation], StudentOutputs()
-        self.teacher = Teacher(recipe, student, source, processes)
+        super().__init__(recipe, student, processes)
+        self.kind, self.student = recipe.distillation, StudentOutputs()
+        self.uses_features = self.kind == "features"
+        self.teacher = load(recipe.teacher).to(self.device).requires_grad_(False)
+        self.columns = None if self.uses_features else shared_classes(self.teacher, student, recipe.teacher)
+        teacher_channels, student_channels = self.teacher.config.in_channels, student.config.in_channels
+        if teacher_channels != student_channels and recipe.teacher_input == "same":
+            raise ConfigError(
+                f"teacher={recipe.teacher!r} takes {teacher_channels} channels, the student {student_channels}",
+                hint="use teacher_input='fixed'",
+            )
+        self.features: Tensor | None = None  # (N, F) of all training images, with `teacher_input='fixed'`
+        if recipe.teacher_input == "fixed":
+            self.features = self.compute_features(source, processes)
         token_head = student.head_dist if isinstance(student, ViT) else None
-        if self.kind.head_only and token_head is None:
+        if self.kind == "token" and token_head is None:
             raise ConfigError("distillation='token' needs a distillation token: architecture.distillation=true")
         assert student.head is not None
         student.head.register_forward_hook(self.store_head)
@@ -226,77 +214,49 @@ class Distilled(Labels):
     def store_token(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self.student["token"] = output
 
-    def teacher_outputs(self, batch: Batch, pixels: Tensor) -> Tensor:
-        return self.teacher.stored(batch) if self.teacher.values is not None else self.teacher(pixels)
-
-    def losses(
-        self, module: nn.Module, pixels: Tensor, targets: Tensor, teacher: Tensor, autocast: Autocast
-    ) -> tuple[Tensor, Tensor]:
-        with autocast():
-            self.student["logits"] = module(pixels)
-        logits = self.student["head" if self.kind.head_only else "logits"]
-        label_losses = LOSSES[self.recipe.loss](logits, targets, self.recipe.label_smoothing)
-        teacher_losses = self.kind.loss(self.student, teacher, self.recipe.distillation_temperature)
-        losses = torch.lerp(label_losses, teacher_losses, self.recipe.distillation_weight)
-        return losses, count_correct(self.student["logits"].detach(), targets)
-
-
-class Teacher:
-    """A frozen model that sees the student's images in each step, or saw each image once before the first step."""
-
-    def __init__(self, recipe: Recipe, student: Model, source: Source, processes: Processes) -> None:
-        self.model = load(recipe.teacher).to(processes.device).requires_grad_(False)
-        self.uses_features = DISTILLATIONS[recipe.distillation].uses_features
-        self.columns = None if self.uses_features else shared_classes(self.model, student, recipe.teacher)
-        self.student_preprocess, self.device = student.meta.preprocess, processes.device
-        teacher_channels, student_channels = self.model.config.in_channels, student.config.in_channels
-        if teacher_channels != student_channels and recipe.teacher_input == "same":
-            raise ConfigError(
-                f"teacher={recipe.teacher!r} takes {teacher_channels} channels, the student {student_channels}",
-                hint="use teacher_input='fixed'",
-            )
-        self.values: Tensor | None = None
-        """(N, F) features of all training images, with `teacher_input='fixed'`."""
-        if recipe.teacher_input == "fixed":
-            self.values = self.compute_features(source, recipe, processes)
-
-    def __call__(self, pixels: Tensor) -> Tensor:
-        """Outputs (B, A) for normalized pixels of the student."""
-        with torch.no_grad():
-            pixels = convert_pixels(pixels, self.student_preprocess, self.model.meta.preprocess)
-            return self.model.features(pixels) if self.uses_features else self.select(self.model(pixels))
-
-    def stored(self, batch: Batch) -> Tensor:
-        """Outputs (B, A) for the images of a batch, without augmentation."""
-        assert self.values is not None
-        with torch.no_grad():
-            features = self.values[batch.indices].to(self.device)
-            head = self.model.head
-            return features if self.uses_features or head is None else self.select(head(features))
-
-    def select(self, logits: Tensor) -> Tensor:
-        """The logits of the student's classes, calibrated."""
-        logits = logits / self.model.meta.temperature
-        return logits if self.columns is None else logits[:, self.columns]
-
-    def compute_features(self, source: Source, recipe: Recipe, processes: Processes) -> Tensor:
+    def compute_features(self, source: Source, processes: Processes) -> Tensor:
         """The features of all images, from the feature store that probes share; computed and stored if absent."""
-        if isinstance(self.model, ViT) and self.model.head_dist is not None and not self.uses_features:
+        if isinstance(self.teacher, ViT) and self.teacher.head_dist is not None and not self.uses_features:
             raise ConfigError(
-                f"teacher_input='fixed' stores the input of one head, {recipe.teacher} has two",
+                f"teacher_input='fixed' stores the input of one head, {self.recipe.teacher} has two",
                 hint="use teacher_input='same'",
             )
-        if recipe.augment.mixes:
+        if self.recipe.augment.mixes:
             raise ConfigError(
                 "teacher_input='fixed' cannot be used with mixup or cutmix",
                 hint="use teacher_input='same', or turn mixing off",
             )
-        encoder = Encoder(self.model, device=str(self.device))
+        encoder = Encoder(self.teacher, device=str(self.device))
         features = shared_features(encoder, source, processes, label="running the teacher")
         if features.unreadable:
             unreadable = brief([image.key for image in features.unreadable])
             raise DataError(f"teacher_input='fixed' needs every image, and cannot read {unreadable}")
         return torch.from_numpy(features.values)
+
+    @torch.no_grad()
+    def teacher_outputs(self, batch: Batch, pixels: Tensor) -> Tensor:
+        """The teacher's features, or its calibrated logits of the student's classes."""
+        uses_features, head = self.uses_features, self.teacher.head
+        if self.features is None:
+            pixels = convert_pixels(pixels, self.model.meta.preprocess, self.teacher.meta.preprocess)
+            outputs = self.teacher.features(pixels) if uses_features else self.teacher(pixels)
+        else:
+            outputs = self.features[batch.indices].to(self.device)
+            outputs = outputs if uses_features or head is None else head(outputs)
+        if uses_features:
+            return outputs
+        logits: Tensor = outputs / self.teacher.meta.temperature
+        return logits if self.columns is None else logits[:, self.columns]
+
+    def losses(self, module: nn.Module, pixels: Tensor, targets: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+        with autocast(self.device, self.dtype):
+            self.student["logits"] = module(pixels)
+        logits = self.student["head" if self.kind == "token" else "logits"]  # the labels train the first head only
+        label_losses = LOSSES[self.recipe.loss](logits, targets, self.recipe.label_smoothing)
+        temperature = self.recipe.distillation_temperature
+        teacher_losses = DISTILLATIONS[self.kind](self.student[self.kind], teacher, temperature)
+        losses = torch.lerp(label_losses, teacher_losses, self.recipe.distillation_weight)
+        return losses, count_correct(self.student["logits"].detach(), targets)
 
 
 def shared_classes(teacher: Model, student: Model, name: str) -> Tensor | None:

@@ -17,19 +17,16 @@ from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.training.distributed import full_tensor
-from vitruvian.training.recipe import CHOICES, AverageName, Recipe
+from vitruvian.training.recipe import CHOICES, Recipe
 
-Groups = list[dict[str, Any]]
-"""Parameters with their `weight_decay`, `lr_scale` and number of `matrices`."""
+Groups = list[dict[str, Any]]  # parameters with their `weight_decay`, `lr_scale` and number of `matrices`
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of x, x^3 and x^5: they bring singular values between 0 and 1 to about 0.7 to 1.2 in few iterations."""
 ITERATIONS = 4
-MUON_SCALE = 0.2
-"""Root mean square of Muon's update at lr 1, about that of AdamW."""
+MUON_SCALE = 0.2  # root mean square of Muon's update at lr 1, about that of AdamW
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
-FUSED = {"qkv": 3, "key_value": 2}
-"""Layers whose weight holds several projections, and how many."""
+FUSED = {"qkv": 3, "key_value": 2}  # layers whose weight holds several projections, and how many
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +34,10 @@ class OptimizerKind:
     """How an optimizer is built, and which state it has."""
 
     make: Callable[[Groups, Recipe], torch.optim.Optimizer]
-    moments: tuple[str, ...]
-    """State tensors that have the shape of their parameter."""
+    moments: tuple[str, ...]  # state tensors that have the shape of their parameter
     matrix_moments: tuple[str, ...] = ()
     """State tensors of matrix parameters, if the optimizer treats those differently (Muon)."""
-    counts_steps: bool = True
-    """Whether its state also has the number of steps, `step`."""
+    counts_steps: bool = True  # whether its state also has the number of steps, `step`
 
 
 class Muon(torch.optim.AdamW):
@@ -58,24 +53,27 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
         for group in self.param_groups:
             for parameter in group["params"] if group["matrices"] else ():
-                if parameter.grad is not None:
-                    self.update_matrices(parameter, group)
-                    parameter.grad = None  # AdamW skips it
+                if parameter.grad is None:
+                    continue
+                grad, state = parameter.grad, self.state[parameter]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                momentum = state["momentum_buffer"].lerp_(grad, 1 - self.momentum)
+                nesterov = full_tensor(grad.lerp(momentum, self.momentum))
+                matrices = nesterov.reshape(len(nesterov), -1).chunk(group["matrices"])
+                scales = [MUON_SCALE * math.sqrt(max(part.shape)) for part in matrices]
+                update = torch.cat([orthogonalize(part) * scale for part, scale in zip(matrices, scales)])
+                update = update.view_as(nesterov)
+                if isinstance(parameter, DTensor):  # the update is full, and equal in all processes
+                    update = distribute_tensor(update, parameter.device_mesh, parameter.placements, src_data_rank=None)
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.sub_(update, alpha=group["lr"])
+                parameter.grad = None  # AdamW skips it
         return super().step(closure)
-
-    def update_matrices(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        grad, state = parameter.grad, self.state[parameter]
-        assert grad is not None
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
-        momentum = state["momentum_buffer"].lerp_(grad, 1 - self.momentum)
-        nesterov = full_tensor(grad.lerp(momentum, self.momentum))
-        matrices = nesterov.reshape(len(nesterov), -1).chunk(group["matrices"])
-        update = torch.cat([orthogonalize(part) * (MUON_SCALE * math.sqrt(max(part.shape))) for part in matrices])
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.sub_(shard_like(update.view_as(nesterov), parameter), alpha=group["lr"])
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
@@ -89,21 +87,12 @@ def orthogonalize(matrix: Tensor) -> Tensor:
     return x.T if is_tall else x
 
 
-def shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Shard a full tensor, equal in all processes, in the way `parameter` is sharded."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    if not isinstance(parameter, DTensor):
-        return tensor
-    return distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
-
-
 OPTIMIZERS = {
     "adam": OptimizerKind(lambda groups, r: torch.optim.Adam(groups, r.lr, r.betas, fused=True), ADAM_MOMENTS),
     "adamw": OptimizerKind(lambda groups, r: torch.optim.AdamW(groups, r.lr, r.betas, fused=True), ADAM_MOMENTS),
     "muon": OptimizerKind(Muon, ADAM_MOMENTS, matrix_moments=("momentum_buffer",)),
-    "sgd": OptimizerKind(
-        lambda groups, r: torch.optim.SGD(groups, r.lr, r.momentum, fused=True),
+    "sgd": OptimizerKind(  # the fused SGD has no sharding strategy for DTensors
+        lambda groups, r: torch.optim.SGD(groups, r.lr, r.momentum, fused=r.parallel == "ddp"),
         ("momentum_buffer",),
         counts_steps=False,
     ),
@@ -140,27 +129,16 @@ def build_optimizer(model: Model, recipe: Recipe) -> torch.optim.Optimizer:
     weight_decay = recipe.weight_decay / recipe.lr if recipe.decouple_lr else recipe.weight_decay
     groups: dict[tuple[float, float, int], list[nn.Parameter]] = {}
     for name, parameter in trainable(model):
-        decays = recipe.weight_decay_on == "all" or is_kernel(name, parameter)
-        matrices = hidden_matrices(name, parameter) if kind.matrix_moments else 0
+        # The weight of a dense layer or a convolution: not a bias, norm, position or token.
+        is_kernel = name.endswith(".weight") and parameter.dim() >= 2
+        decays = recipe.weight_decay_on == "all" or is_kernel
+        is_hidden = is_kernel and not name.startswith(("head.", "head_dist."))
+        matrices = FUSED.get(name.split(".")[-2], 1) if is_hidden and kind.matrix_moments else 0
         key = (weight_decay if decays else 0.0, recipe.layer_decay ** layers_above(model, name), matrices)
         groups.setdefault(key, []).append(parameter)
-    rows: Groups = [
-        {"params": parameters, "weight_decay": decay, "lr_scale": scale, "matrices": matrices}
-        for (decay, scale, matrices), parameters in groups.items()
-    ]
+    names = ("weight_decay", "lr_scale", "matrices")
+    rows: Groups = [{"params": parameters, **dict(zip(names, key))} for key, parameters in groups.items()]
     return kind.make(rows, recipe)
-
-
-def is_kernel(name: str, parameter: Tensor) -> bool:
-    """Whether this is the weight of a dense layer or a convolution: not a bias, norm, position or token."""
-    return name.endswith(".weight") and parameter.dim() >= 2
-
-
-def hidden_matrices(name: str, parameter: Tensor) -> int:
-    """The number of hidden-layer matrices in a parameter: several in fused projections, none in a head."""
-    if not is_kernel(name, parameter) or name.startswith(("head.", "head_dist.")):
-        return 0
-    return FUSED.get(name.split(".")[-2], 1)
 
 
 def layers_above(model: Model, name: str) -> int:
@@ -182,6 +160,41 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr * group["lr_scale"]
 
 
+@torch.no_grad()
+def sharpness_aware(model: nn.Module, backward: Callable[[], object], *, rho: float, alpha: float = 0.0) -> None:
+    """Replace the gradients by those of sharpness-aware minimization (SAM), or of GSAM if `alpha` is positive.
+
+    SAM takes the gradient at the worst point within the distance `rho`, which is one step up the gradient. GSAM also
+    climbs, `alpha` times, along the part of the first gradient that is orthogonal to the second: that reduces the
+    difference of the two losses and leaves the second one alone (Zhuang et al., arXiv:2203.08065).
+
+    Args:
+        model: The model, with gradients at its weights. Its weights and buffers are the same afterwards.
+        backward: Computes the gradients of the same batch again.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    first = [p.grad for p in parameters if p.grad is not None]
+    weights, buffers = [p.detach().clone() for p in parameters], [b.clone() for b in model.buffers()]
+    scale = rho / (dot(first, first).sqrt() + 1e-12)
+    for parameter, gradient in zip(parameters, first):
+        parameter.add_(gradient * scale)
+        parameter.grad = None
+    with torch.enable_grad():
+        backward()
+    for tensor, before in zip([*parameters, *model.buffers()], [*weights, *buffers]):
+        tensor.copy_(before)
+    if alpha:
+        second = [p.grad for p in parameters if p.grad is not None]
+        share = dot(first, second) / (dot(second, second) + 1e-12)
+        for gradient, other in zip(second, first):
+            gradient.sub_(alpha * (other - share * gradient))
+
+
+def dot(one: list[Tensor], two: list[Tensor]) -> Tensor:
+    """The inner product of two lists of tensors, over the shards of all processes."""
+    return torch.stack([full_tensor((a * b).sum()) for a, b in zip(one, two)]).sum()
+
+
 def moments(optimizer: torch.optim.Optimizer, model: nn.Module, kind: str) -> dict[str, Tensor]:
     """The optimizer's state by kind and name of the parameter; creates zeros where there is none yet."""
     tensors = {}
@@ -200,29 +213,18 @@ def moments(optimizer: torch.optim.Optimizer, model: nn.Module, kind: str) -> di
     return tensors
 
 
-def steps_taken(optimizer: torch.optim.Optimizer) -> int:
-    """Optimizer updates so far; with float16 fewer than training steps, because overflowing ones are skipped."""
-    return max((int(state["step"].item()) for state in optimizer.state.values() if "step" in state), default=0)
-
-
-def set_steps_taken(optimizer: torch.optim.Optimizer, count: int) -> None:
-    for state in optimizer.state.values():
-        if "step" in state:
-            state["step"].fill_(count)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
     """A learning rate that rises linearly from 0 during the warmup, then decays (or stays) until the last step."""
 
-    kind: str
-    """A key of SCHEDULES."""
+    kind: str  # a key of SCHEDULES
     peak: float
     steps: int
     warmup: int = 0
     end: float = 0.0
     cooldown: int = 0
     timescale: float = 10_000.0
+    decay_at: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.warmup + self.cooldown > self.steps:
@@ -242,36 +244,29 @@ class Schedule:
         """The fraction of the steps after the warmup that are done."""
         return (step - self.warmup) / max(1, self.steps - self.warmup)
 
+    def between(self, fraction: float) -> float:
+        """The lr at a fraction of the way from `end` to `peak`."""
+        return self.end + (self.peak - self.end) * fraction
+
     def cool_down(self, lr: float, step: int) -> float:
         """`lr`, or its linear decay to `end` once the cooldown has begun."""
         left = min(1.0, (self.steps - step) / self.cooldown) if self.cooldown else 1.0
         return self.end + (lr - self.end) * left if left < 1 else lr
 
 
-def constant(schedule: Schedule, step: int) -> float:
-    return schedule.cool_down(schedule.peak, step)
-
-
-def linear(schedule: Schedule, step: int) -> float:
-    """Reaches `end` at step `steps`, as in the paper's release."""
-    return schedule.end + (schedule.peak - schedule.end) * (1 - schedule.done(step))
-
-
-def cosine(schedule: Schedule, step: int) -> float:
-    """Reaches `end` at step `steps`, as in the paper's release."""
-    return schedule.end + (schedule.peak - schedule.end) * (1 + math.cos(math.pi * schedule.done(step))) / 2
-
-
-def rsqrt(schedule: Schedule, step: int) -> float:
-    """The reciprocal square root of the steps after the warmup."""
-    return schedule.cool_down(schedule.peak / math.sqrt(1 + (step - schedule.warmup) / schedule.timescale), step)
-
-
 SCHEDULES: dict[str, Callable[[Schedule, int], float]] = {
-    "constant": constant,
-    "linear": linear,
-    "cosine": cosine,
-    "rsqrt": rsqrt,
+    "constant": lambda schedule, step: schedule.cool_down(schedule.peak, step),
+    # Linear and cosine reach `end` at step `steps`, as in the paper's release.
+    "linear": lambda schedule, step: schedule.between(1 - schedule.done(step)),
+    "cosine": lambda schedule, step: schedule.between((1 + math.cos(math.pi * schedule.done(step))) / 2),
+    # The reciprocal square root of the steps after the warmup.
+    "rsqrt": lambda schedule, step: schedule.cool_down(
+        schedule.peak / math.sqrt(1 + (step - schedule.warmup) / schedule.timescale), step
+    ),
+    # A tenth after each of `decay_at`, as in BiT's release.
+    "step": lambda schedule, step: (
+        schedule.peak / 10 ** sum(step > round(share * schedule.steps) for share in schedule.decay_at)
+    ),
 }
 """The lr of a step after the warmup."""
 CHOICES["schedule"] = SCHEDULES
@@ -287,6 +282,7 @@ def build_schedule(recipe: Recipe, steps: int) -> Schedule:
         end=recipe.min_lr,
         cooldown=to_steps(recipe.cooldown, steps),
         timescale=recipe.timescale,
+        decay_at=recipe.decay_at,
     )
 
 
@@ -298,7 +294,7 @@ def to_steps(length: float, steps: int) -> int:
 class Average:
     """The average of the trainable weights and the buffers: exponential, or equal from step `start` on (`polyak`)."""
 
-    def __init__(self, model: nn.Module, kind: AverageName, *, decay: float, start: int) -> None:
+    def __init__(self, model: nn.Module, kind: str, *, decay: float, start: int) -> None:
         self.kind, self.decay, self.start = kind, decay, start
         self.parameters: dict[str, Tensor] = dict(trainable(model)) | dict(model.named_buffers())
         self.means: dict[str, Tensor] = {name: p.detach().clone() for name, p in self.parameters.items()}
@@ -337,9 +333,3 @@ def local(tensor: Tensor) -> Tensor:
 
     shard = tensor.detach()
     return shard.to_local() if isinstance(shard, DTensor) else shard
-
-
-def build_average(model: nn.Module, recipe: Recipe, steps: int) -> Average | None:
-    if recipe.average == "none":
-        return None
-    return Average(model, recipe.average, decay=recipe.ema_decay, start=round(recipe.polyak_start * steps))

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
+import ast
+import inspect
+import itertools
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import os
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from vitruvian.config import Preprocess, ResNetConfig, ViTConfig
-from vitruvian.data.augment import Augment
-from vitruvian.data.sampling import Sampling
+from vitruvian.catalog import canonical
+from vitruvian.config import Preprocess, ResNetConfig, ScoreFunction, ViTConfig
+from vitruvian.data.augment import AUGREG_LEVELS, Augment
+from vitruvian.data.order import Sampling
 from vitruvian.errors import ConfigError, FileError, UnknownNameError, argument, short_repr
 from vitruvian.files import parse_toml, read_bytes
+from vitruvian.progress import print_status
 from vitruvian.settings import (
     MAX_SIDE,
     BatchSize,
@@ -28,13 +34,6 @@ from vitruvian.settings import (
     validate_field,
 )
 
-AverageName = Literal["none", "ema", "polyak"]
-Precision = Literal["float32", "bfloat16", "float16"]
-Parallel = Literal["ddp", "fsdp", "hsdp"]
-Monitor = Literal["top1", "loss"]
-Validation = Literal["auto", "dev", "test"]
-HeadInit = Literal["zero", "least_squares", "probe"]
-ObjectiveName = Literal["labels", "masked"]
 Steps = Annotated[int, Range(0, 10**12)]
 Lr = Annotated[float, Range(1e-12, 1e6)]
 
@@ -43,15 +42,10 @@ CHOICES: dict[str, Mapping[str, Any]] = {}
 
 The modules that implement the rows add their tables here, so that this module does not import them.
 """
-TABLES: dict[str, tuple[type[Settings], ...]] = {
-    "architecture": (ViTConfig, ResNetConfig),
-    "preprocess": (Preprocess,),
-}
+TABLES: dict[str, tuple[type[Settings], ...]] = {"architecture": (ViTConfig, ResNetConfig), "preprocess": (Preprocess,)}
 """Settings that are tables of changes, and the settings that they may change."""
-DESCRIPTION = {"about", "command", "time", "result"}
-"""Settings that describe a recipe and have no effect."""
-LOCAL = {"workers", "device", "compile"}
-"""Settings that may differ between processes."""
+DESCRIPTION = {"about", "command", "time", "result"}  # settings that describe a recipe and have no effect
+LOCAL = {"workers", "device", "compile"}  # settings that may differ between processes
 HARMLESS = LOCAL | {
     "checkpoint_seconds",
     "checkpoint_steps",
@@ -61,6 +55,10 @@ HARMLESS = LOCAL | {
     "shard_size",
 }
 """Settings that can be changed when resuming: the weights do not depend on them (up to rounding)."""
+
+
+OTHER_CLASSES = "other_classes"  # the data of `eval_fewshot` that `class_range` leaves out
+MaskedTarget = Literal["mean_color", "colors_4x4", "pixels"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,9 +89,10 @@ class Recipe(Settings):
     of any parameter, such as `drop_path` or `tome_r`."""
     preprocess: Mapping[str, Any] = field(default_factory=dict)
     """Changes to the evaluation preprocessing of the model (see Preprocess)."""
-    head_bias: Annotated[float, Range(-1e6, 1e6)] = 0.0
-    """Initial bias of a new head; the paper uses -10 with 21k classes."""
-    head_init: HeadInit = "zero"
+    head_bias: Annotated[float, Range(-1e6, 1e6)] | Literal["prior"] = 0.0
+    """Initial bias of a new head. `prior`: -ln(K - 1), a probability of 1/K for each of K classes with sigmoids; the
+    paper's release has -10, which is this for the 21,841 classes of ImageNet-21k."""
+    head_init: Literal["zero", "least_squares", "probe"] = "zero"
     """Initialization of a new head. `probe`: logistic regression on the frozen features, as `vit probe` fits it;
     `least_squares`: ridge regression, which is faster with many classes."""
     stem_init: Literal["random", "whitening"] = "random"
@@ -108,6 +107,9 @@ class Recipe(Settings):
     """Number of epochs."""
     steps: Steps = 0
     """Number of optimizer steps, instead of `epochs`."""
+    bit_hyperrule: bool = False
+    """Derive steps, warmup, `decay_at`, image size, crop and Mixup from the number and the size of the training images,
+    by the BiT-HyperRule; settings that are given explicitly take precedence."""
     batch_size: BatchSize = 128
     """Global batch size."""
     grad_accum_steps: Annotated[int, Range(1, 2**20)] = 1
@@ -123,6 +125,8 @@ class Recipe(Settings):
     """Momentum of SGD and Muon."""
     lr: Lr = 1e-3
     """Peak learning rate."""
+    model_lrs: tuple[tuple[str, Lr], ...] = ()
+    """Peak learning rates of models by name. `lr` follows the model, unless `lr` itself is given."""
     lrs: tuple[Lr, ...] = ()
     """Learning rates that `vit finetune` selects from; empty: only `lr`."""
     schedule: str = "cosine"
@@ -131,6 +135,8 @@ class Recipe(Settings):
     """Steps of linear learning-rate warmup; below 1, a fraction of all steps."""
     min_lr: Annotated[float, Range(0.0, 1e6)] = 0.0
     """Final learning rate of a linear or cosine schedule."""
+    decay_at: tuple[Share, ...] = (0.3, 0.6, 0.9)
+    """Fractions of the run after which a step schedule divides the learning rate by 10."""
     cooldown: Annotated[float, Range(0.0, 1e12)] = 0.0
     """Final steps in which a constant or rsqrt schedule decays to `min_lr`; below 1, a fraction of all steps."""
     timescale: Annotated[float, Range(1, 1e12)] = 10_000.0
@@ -145,9 +151,20 @@ class Recipe(Settings):
     grad_clip: Annotated[float, Range(0.0, 1e12)] = 0.0
     """Gradient clipping: maximum global norm; 0: no clipping."""
 
-    objective: ObjectiveName = "labels"
+    sam_rho: Annotated[float, Range(0.0, 1e3)] = 0.0
+    """Sharpness-aware minimization (SAM): how far to step up the gradient, in the norm of all weights, before the
+    gradient is taken; every step then has two passes. 0: off."""
+    gsam_alpha: Annotated[float, Range(0.0, 1e3)] = 0.0
+    """With `sam_rho`: GSAM's weight of the gradient's part that reduces sharpness alone; 0: SAM."""
+
+    objective: Literal["labels", "masked"] = "labels"
     """`labels`: classification. `masked`: predict the colors of masked patches, which needs no labels and gives a
     model without a head for further training."""
+    masked_target: MaskedTarget = "mean_color"
+    """With `objective="masked"`: the 3-bit mean color of a patch, 4 x 4 such colors (`colors_4x4`), or its pixels by
+    mean squared error."""
+    mask_ratio: Annotated[float, Range(0.01, 0.99)] = 0.5
+    """With `objective="masked"`: the fraction of the patches that is corrupted."""
     loss: str = "cross_entropy"
     """A key of LOSSES. `bce`: binary cross-entropy, summed over the classes."""
     label_smoothing: Share = 0.0
@@ -176,20 +193,25 @@ class Recipe(Settings):
     """Maximum number of training images (0: all), balanced over classes; larger subsets contain smaller ones."""
     val_fraction: Annotated[float, Range(0.001, 0.9)] = 0.1
     """Fraction of each class held out for validation if the data has no validation split."""
-    validation: Validation = "auto"
+    split_seed: Seed = 0
+    """Decides which images are held out. A run that starts from another run on the same data holds out the same."""
+    validation: Literal["auto", "dev", "test"] = "auto"
     """`auto`: evaluate on the split `val`, else `test`, else on images held out. `dev`: never on the test split.
     `test`: on the test split, after training on all other images."""
+    class_range: tuple[Share, Share] = (0.0, 1.0)
+    """Train on the classes between two fractions of the list of classes; (0, 0.5) is the first half. The others can
+    measure few-shot accuracy (`eval_fewshot`)."""
     max_unreadable: Share = 0.01
     """Maximum fraction of unreadable images before the run stops."""
 
-    average: AverageName = "none"
+    average: Literal["none", "ema", "polyak"] = "none"
     """Average the weights: `ema` exponentially, `polyak` equally. The average is evaluated and saved."""
     ema_decay: Annotated[float, Range(1e-6, 1.0)] = 0.9999
     """Decay of the EMA; smaller in the first steps."""
     polyak_start: Share = 0.5
     """Fraction of the run after which `polyak` starts."""
 
-    precision: Precision = "float32"
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Autocast dtype; weights stay float32."""
     grad_checkpointing: bool = False
     compile: bool = False
@@ -202,7 +224,12 @@ class Recipe(Settings):
     """Epochs between evaluations; 0: only after the last step, which is always evaluated."""
     eval_batch_size: Annotated[int, Range(0, 2**20)] = 0
     """0: `batch_size`."""
-    monitor: Monitor = "top1"
+    eval_fewshot: str = ""
+    """Data on which every evaluation also measures few-shot accuracy: a name or a path; `other_classes`: the classes
+    that `class_range` leaves out. Empty: none."""
+    fewshot_shots: Annotated[int, Range(1, 10_000)] = 5
+    """Training images per class of the few-shot accuracy."""
+    monitor: Literal["top1", "loss"] = "top1"
     """Metric that decides which evaluation is the best."""
     patience: Steps = 0
     """Early stopping: evaluations without improvement after which the run ends; 0: never."""
@@ -219,7 +246,7 @@ class Recipe(Settings):
     """Write checkpoints in the background, from a copy of the state in memory."""
     workers: Workers = 2
     """Processes that load images; they do not affect the result."""
-    parallel: Parallel = "ddp"
+    parallel: Literal["ddp", "fsdp", "hsdp"] = "ddp"
     """Under torchrun: replicate the model (`ddp`), shard it (`fsdp`), or shard it within groups (`hsdp`)."""
     shard_size: Annotated[int, Range(0, 10**6)] = 0
     """With `hsdp`: processes that share one copy of the model; 0: those of one machine."""
@@ -229,7 +256,13 @@ class Recipe(Settings):
         for name, table in CHOICES.items():
             check_choice(name, getattr(self, name), table)
         for name, owners in TABLES.items():
-            changes = {key: typed_change(owners, key, value, name) for key, value in getattr(self, name).items()}
+            changes = {}
+            for key, value in getattr(self, name).items():
+                owner = next((owner for owner in owners if key in field_types(owner)), None)
+                if owner is None:
+                    known = [f"{name}.{field}" for owner in owners for field in field_types(owner)]
+                    raise UnknownNameError("setting", f"{name}.{key}", known)
+                changes[key] = validate_field(owner, key, value, name)
             object.__setattr__(self, name, changes)
         if (self.epochs > 0) == (self.steps > 0):
             raise ConfigError(
@@ -240,21 +273,9 @@ class Recipe(Settings):
             raise ConfigError(f"head_init={self.head_init!r} needs loss='cross_entropy', not {self.loss!r}")
         if self.validation == "test" and (self.patience or self.final == "best"):
             raise ConfigError("patience and final='best' would select on the test split (validation='test')")
-        if self.objective == "masked":
-            self.check_masked()
-        if self.decouple_lr and self.optimizer != "adamw":
-            raise ConfigError(f"decouple_lr=true needs optimizer='adamw', not {self.optimizer!r}")
-        if [share for share, _ in self.resolutions] != sorted({share for share, _ in self.resolutions}):
-            raise ConfigError(f"resolutions={self.resolutions} are not in increasing order")
-
-    def report_settings(self) -> dict[str, Any]:
-        """The settings for a report: without the model name, which `weights` and `architecture` override."""
-        omitted = DESCRIPTION | {"model"} | ({"weights"} if not self.weights else set())
-        return {key: value for key, value in self.to_json().items() if key not in omitted}
-
-    def check_masked(self) -> None:
-        """Raise ConfigError for settings that need labels."""
-        label_settings = {
+        for model, _ in self.model_lrs:
+            canonical(model)
+        needs_labels = {
             "loss": self.loss != "cross_entropy",
             "label_smoothing": self.label_smoothing > 0,
             "class_weights": self.class_weights != "none",
@@ -266,19 +287,49 @@ class Recipe(Settings):
             "validation": self.validation != "auto",
             "final": self.final != "last",
         }
-        for name, is_set in label_settings.items():
-            if is_set:
+        for name, is_set in needs_labels.items():
+            if is_set and self.objective == "masked":
                 raise ConfigError(f"{name} cannot be set with objective='masked', which uses no labels")
+        if self.objective != "masked" and (self.masked_target, self.mask_ratio) != ("mean_color", 0.5):
+            raise ConfigError("masked_target and mask_ratio need objective='masked'")
+        if self.class_range[0] >= self.class_range[1]:
+            raise ConfigError(f"class_range={self.class_range} is empty")
+        if self.eval_fewshot == OTHER_CLASSES and self.class_range == (0.0, 1.0):
+            raise ConfigError("eval_fewshot='other_classes' needs class_range: all classes are trained on")
+        if self.decouple_lr and self.optimizer != "adamw":
+            raise ConfigError(f"decouple_lr=true needs optimizer='adamw', not {self.optimizer!r}")
+        if self.sam_rho and self.precision == "float16":
+            raise ConfigError("sam_rho needs precision='float32' or 'bfloat16': float16 scales the gradients")
+        if self.gsam_alpha and not self.sam_rho:
+            raise ConfigError(f"gsam_alpha={self.gsam_alpha:g} needs sam_rho")
+        if [share for share, _ in self.resolutions] != sorted({share for share, _ in self.resolutions}):
+            raise ConfigError(f"resolutions={self.resolutions} are not in increasing order")
+
+    @property
+    def score_function(self) -> ScoreFunction:
+        """How the trained model turns logits into probabilities: as its loss does."""
+        return "sigmoid" if self.loss == "bce" else "softmax"
+
+    def with_model_lr(self) -> Recipe:
+        """The recipe with the learning rate that it has for its model; a model without one keeps `lr`, with a note."""
+        lrs, model = {canonical(name)[0]: lr for name, lr in self.model_lrs}, self.model
+        if lrs and canonical(model)[0] not in lrs:
+            print_status(f"note: the recipe has no learning rate for {model}; using lr={self.lr:g}")
+        return self.replace(lr=lrs.get(canonical(model)[0], self.lr)) if lrs else self
+
+    def report_settings(self) -> dict[str, Any]:
+        """The settings that differ from their defaults; without the model name, which `weights` overrides."""
+        omitted, defaults = DESCRIPTION | {"model"}, Recipe(steps=1).to_json() | {"steps": 0}
+        return {key: value for key, value in changed_values(self.to_json(), defaults).items() if key not in omitted}
 
 
-def typed_change(owners: tuple[type[Settings], ...], key: str, value: Any, where: str) -> Any:
-    """Validate a change to the first of these settings that has the field `key`."""
-    for owner in owners:
-        if key in field_types(owner):
-            return validate_field(owner, key, value, where)
-    raise UnknownNameError(
-        "setting", f"{where}.{key}", [f"{where}.{name}" for owner in owners for name in field_types(owner)]
-    )
+def changed_values(table: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The values in a table, and in the tables inside it, that differ from the defaults."""
+    return {
+        key: changed_values(value, defaults[key]) if isinstance(value, Mapping) and key in defaults else value
+        for key, value in table.items()
+        if key not in defaults or value != defaults[key]
+    }
 
 
 OWNED = {"augment.image_size": "image_size", "augment.mean": "preprocess.mean", "augment.std": "preprocess.std"}
@@ -323,7 +374,7 @@ OTHER_NAMES = {
     "workers": "num_workers dataloader_num_workers j",
     "seed": "random_seed random_state",
     "aug_repeats": "ra_reps repeated_aug",
-    "val_fraction": "holdout val_split validation_split train_val_split",
+    "val_fraction": "val holdout val_split validation_split train_val_split",
     "eval_every (in epochs)": "eval_steps eval_interval eval_freq",
     "eval_batch_size": "val_batch_size validation_batch_size per_device_eval_batch_size",
     "log_every": "log_interval logging_steps print_freq",
@@ -346,10 +397,39 @@ OTHER_NAMES = {
 """Settings, and their names in timm, transformers, torchvision and similar libraries."""
 
 
+FROM_DATA = {
+    "num_classes": "the data, which has one folder or label per class",
+    "classes": "the data, which has one folder or label per class",
+    "num_labels": "the data, which has one folder or label per class",
+}
+"""Settings of other libraries that have no setting here."""
+
+RECIPES = files("vitruvian") / "recipes"
+
+
 def recipe_names() -> list[str]:
-    """The names of the recipes in the package."""
-    folder = files("vitruvian") / "recipes"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    """The names of the recipes in the package: those for one's own images first, those of the paper last."""
+    names = sorted(entry.name.removesuffix(".toml") for entry in RECIPES.iterdir() if entry.name.endswith(".toml"))
+    first = ("photos", "finetune-small", "scratch", "masked")
+    return [*first, *sorted(set(names).difference(first), key=lambda name: ("paper" in name, "study" in name, name))]
+
+
+def describe_settings(pattern: str = "") -> Iterator[tuple[str, str, str]]:
+    """Name, default and meaning of the settings whose name contains `pattern`; the meaning is their docstring."""
+    owners: list[tuple[str, type[Settings]]] = [("", Recipe), ("augment.", Augment)]
+    owners += [(f"{name}.", owner) for name, tables in TABLES.items() for owner in tables[:1]]
+    for prefix, owner in owners:
+        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body  # type: ignore[attr-defined]
+        docs = {}
+        for line, following in itertools.pairwise(body):
+            if isinstance(line, ast.AnnAssign) and isinstance(following, ast.Expr):
+                docs[ast.unparse(line.target)] = " ".join(ast.literal_eval(following.value).split())
+        for item in fields(owner):  # type: ignore[arg-type]
+            name, is_inner = f"{prefix}{item.name}", item.name in ("augment", *TABLES) and not prefix
+            if pattern in name and not is_inner and name not in DESCRIPTION | set(OWNED):
+                default = () if item.default is MISSING else item.default  # a list or a table that is empty
+                if not isinstance(default, Settings):
+                    yield name, "none" if default is None else toml_value(default), docs.get(item.name, "")
 
 
 def read_recipe(name: str | Path) -> Recipe:
@@ -367,7 +447,7 @@ def read_table(name: str | Path, parents: tuple[str, ...] = ()) -> dict[str, Any
     if text.endswith(".toml"):
         content = read_bytes(Path(name), raises=ConfigError)
     elif text in recipe_names():
-        content = (files("vitruvian") / "recipes" / f"{text}.toml").read_bytes()
+        content = (RECIPES / f"{text}.toml").read_bytes()
     else:
         raise UnknownNameError("recipe", text, recipe_names(), see="(see `vit train --recipes`)")
     table = parse_toml(content, text, raises=ConfigError)
@@ -376,33 +456,36 @@ def read_table(name: str | Path, parents: tuple[str, ...] = ()) -> dict[str, Any
         return table
     if not isinstance(base, str) or base in (*parents, text):
         raise ConfigError(f"base={short_repr(base)} is not another recipe", where=text)
-    return merge_tables(read_table(base, (*parents, text)), table)
+    return merge_tables(expand_level(read_table(base, (*parents, text))), expand_level(table))
 
 
-def recipe_from_table(table: Mapping[str, Any], where: str) -> Recipe:
+def recipe_from_table(table: Mapping[str, Any], where: str = "") -> Recipe:
+    """The recipe with these settings; an error names the setting, and `where` it is."""
+    known, table = field_types(Recipe), expand_level(table)
+    inner = [f"{key}.{name}" for key, value in table.items() if isinstance(value, Mapping) for name in value]
     try:
-        for key, value in table.items():
-            check_name(key)
-            for inner in value if isinstance(value, Mapping) else ():
-                check_name(f"{key}.{inner}")
-        return Recipe.from_json(table)
+        for key in (key for key in (*table, *inner) if key not in known):
+            plain = key.strip().lower().replace("-", "_")
+            if plain in FROM_DATA:
+                raise ConfigError(f"{key} cannot be set: it comes from {FROM_DATA[plain]}")
+            synonyms = {other: name for name, others in OTHER_NAMES.items() for other in others.split()}
+            if name := synonyms.get(plain, plain if plain in known else ""):
+                raise ConfigError(f"unknown setting {key!r}: called {name} here")
+        recipe = Recipe.from_json(table)
+        return recipe if "lr" in table else recipe.with_model_lr()
     except ConfigError as error:
-        if not where:
-            raise
-        raise error.replace(where=where) from error
+        raise (error.replace(where=where) if where else error) from None
 
 
-def check_name(key: str) -> None:
-    """Raise ConfigError for the name that a setting has in another library, with its name here."""
-    known = {field.name for field in dataclasses.fields(Recipe)}
-    plain = key.strip().lower().replace("-", "_")
-    if key in known:
-        return
-    for name, synonyms in OTHER_NAMES.items():
-        if plain in synonyms.split():
-            raise ConfigError(f"unknown setting {key!r}: called {name} here")
-    if plain in known:
-        raise ConfigError(f"unknown setting {key!r}: called {plain} here")
+def expand_level(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A table with the settings that `augment.level` stands for, in place of it; other settings beside it win."""
+    augment = table.get("augment")
+    if not isinstance(augment, Mapping) or "level" not in augment:
+        return table
+    check_choice("augment.level", augment["level"], AUGREG_LEVELS)
+    names = ("mixup_alpha", "rand_augment", "rand_augment_magnitude")
+    rest = {key: value for key, value in augment.items() if key != "level"}
+    return {**table, "augment": {**dict(zip(names, AUGREG_LEVELS[augment["level"]])), **rest}}
 
 
 def change_recipe(recipe: Recipe, changes: Iterable[str]) -> Recipe:
@@ -411,37 +494,79 @@ def change_recipe(recipe: Recipe, changes: Iterable[str]) -> Recipe:
     if changed_keys(changes) >= {"epochs", "steps"}:
         raise ConfigError(f"give {argument('epochs')} or {argument('steps')}, not both")
     for change in changes:
-        key, sign, text = change.partition("=")
-        key = key.strip()
+        key, sign, text = (part.strip() for part in change.partition("="))
         if not sign or not key:
             raise ConfigError(f"{change!r} is not KEY=VALUE")
         if key in OWNED:
             raise ConfigError(f"{key} is derived from {OWNED[key]}; set that instead")
-        table = merge_tables(table, nest(key, parse_value(text.strip())))
+        try:
+            value = parse_toml(f"value = {text}", "")["value"]
+        except FileError:
+            value = text  # not TOML: a plain text
+        if isinstance(value, str) and field_types(Recipe).get(key) == tuple[str, ...]:
+            value = [name.strip() for name in value.split(",")]  # freeze=embed.*,blocks.0.*
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        table = merge_tables(table, expand_level(value))
         if key in ("epochs", "steps"):
             table["steps" if key == "epochs" else "epochs"] = 0
-    return recipe_from_table(table, "")
+    changed, keys = recipe_from_table(table), changed_keys(changes)
+    return changed.with_model_lr() if "model" in keys and "lr" not in keys else changed
+
+
+def as_changes(
+    settings: Iterable[str] | Mapping[str, Any], keywords: Mapping[str, Any], arguments: Iterable[str]
+) -> list[str]:
+    """Changes such as `epochs=20` from a list of them or a mapping, and from the keywords of a function.
+
+    Args:
+        settings: Changes, or values by name. Tables may be nested, or have names such as `augment.hflip`.
+        keywords: More values by name.
+        arguments: Other arguments of the function, to suggest for a misspelled keyword.
+    """
+    if isinstance(settings, str):
+        raise ConfigError(f"settings={short_repr(settings)} is one string", hint='pass a list or {"epochs": 20}')
+    known = field_types(Recipe)
+    for key in keywords:
+        if key not in known:
+            try:
+                recipe_from_table({key: ""})
+            except UnknownNameError:
+                raise UnknownNameError("argument", key, [*arguments, *known]) from None
+    changes = [*flat_changes(settings)] if isinstance(settings, Mapping) else list(settings)
+    by_key = dict(zip(map(first_key, changes), changes))
+    for change in flat_changes(keywords):
+        if by_key.get(first_key(change), change) != change:
+            raise ConfigError(f"{change!r} contradicts {by_key[first_key(change)]!r} in settings")
+        changes.append(change)
+    return changes
+
+
+def first_key(change: str) -> str:
+    return change.partition("=")[0].strip()
+
+
+def flat_changes(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The values of nested tables as changes such as `augment.hflip=0`."""
+    for key, value in table.items():
+        name, value = f"{prefix}{key}", value.to_json() if isinstance(value, Settings) else value
+        if isinstance(value, Mapping):
+            yield from flat_changes(value, f"{name}.")
+            continue
+        value = (
+            value.item() if hasattr(value, "item") else os.fspath(value) if isinstance(value, os.PathLike) else value
+        )
+        if value is None:
+            raise ConfigError(f"{name}=None is not a value", hint="leave it out for the default")
+        try:
+            yield f"{name}={toml_value(value)}"
+        except (TypeError, ValueError):
+            raise ConfigError(f"{name}={short_repr(value)} is not a number, a string or a list of them") from None
 
 
 def changed_keys(changes: Iterable[str]) -> set[str]:
     """The names of the settings that changes such as `epochs=20` set."""
-    return {change.partition("=")[0].strip() for change in changes}
-
-
-def parse_value(text: str) -> Any:
-    """The TOML value of a text; the text itself if it is not valid TOML."""
-    try:
-        return parse_toml(f"value = {text}", "")["value"]
-    except FileError:
-        return text
-
-
-def nest(key: str, value: Any) -> dict[str, Any]:
-    """`a.b` and a value as {"a": {"b": value}}."""
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    assert isinstance(value, dict)
-    return value
+    return set(map(first_key, changes))
 
 
 def merge_tables(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

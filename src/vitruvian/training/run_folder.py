@@ -2,13 +2,15 @@
 
 `run.json` facts · `recipe.toml` all settings · `metrics.jsonl` · `checkpoints/` · `best/` the best weights so far, if
 the recipe selects by validation · `unreadable.json` skipped images · `model/` the trained model · `report.html` ·
-`result.json` the metrics of the model, written last.
+`result.json` the metrics of the model · `README.md` the model card.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
+import shlex
 import shutil
 import sys
 import time
@@ -24,25 +26,28 @@ import torch
 
 from vitruvian import __version__
 from vitruvian.cache import Lock
+from vitruvian.catalog import title_of
 from vitruvian.data.formats import BUILT_IN
 from vitruvian.errors import TrainingError, argument
+from vitruvian.evaluation.metrics import wilson
 from vitruvian.files import digest, is_unfinished, read_object, write_json, write_text
 from vitruvian.machine import processor_name
 from vitruvian.model.build import Model
-from vitruvian.text import describe_error
+from vitruvian.text import describe_error, format_duration, plural, printable
 from vitruvian.training.journal import METRICS_FILE, Line, read_journal
 from vitruvian.training.recipe import Recipe, read_recipe, to_toml
-from vitruvian.weights.description import fingerprint
+from vitruvian.weights.description import Description, fingerprint
 from vitruvian.weights.load import RUN_FILE, load
 
-RUNS = Path("runs")
-"""Default parent folder of runs, sweeps and studies."""
+SHOWN = 20  # number of classes that a model card names
+RUNS = Path("runs")  # default parent folder of runs, sweeps and studies
 
-FAILED_FILE = "failed.json"
-"""Why a run of a sweep or study diverged."""
+FAILED_FILE = "failed.json"  # why a run of a sweep or study diverged
 LOCK_FILE = ".lock"
+RECIPE_FILE = "recipe.toml"
+CARD_FILE = "README.md"
 RESULT_FILE = "result.json"
-"""The metrics of the model and a digest of each result file; the last file that a run writes."""
+"""The metrics of the model and a digest of each result file; it makes a run finished."""
 
 RunState = Literal["waiting", "begun", "done", "failed"]
 
@@ -74,7 +79,7 @@ class Run:
     @property
     def recipe(self) -> Recipe:
         """All settings."""
-        return read_recipe(self.folder / "recipe.toml")
+        return read_recipe(self.folder / RECIPE_FILE)
 
     def metrics(self, split: str | None = None) -> list[Line]:
         """The lines of metrics.jsonl, of all splits or one (`train`, `val`)."""
@@ -101,14 +106,25 @@ class Run:
         return line
 
     def result(self, *keys: str) -> dict[str, float]:
-        """Some metrics of the saved model; empty before the run is done."""
+        """The main metrics of the saved model; empty until the run is complete."""
         return {key: self.evaluation[key] for key in keys} if self.state == "done" else {}
 
-    def seal(self, evaluation: Line) -> None:
+    @property
+    def diverged(self) -> str:
+        """Why training was stopped early, if its loss exploded; the model then has the best weights before that."""
+        return str(read_sealed(self.folder / RESULT_FILE).get("diverged", ""))
+
+    def seal(self, evaluation: Line, diverged: str = "") -> None:
         """Write result.json, which ends a run: the metrics of its model and the digests of its files."""
         paths = [self.folder / METRICS_FILE, *sorted((self.folder / "model").iterdir())]
         files = {path.relative_to(self.folder).as_posix(): digest(path) for path in paths}
-        write_sealed(self.folder / RESULT_FILE, {"evaluation": evaluation, "files": files})
+        content = {"evaluation": evaluation, "files": files} | ({"diverged": diverged} if diverged else {})
+        write_sealed(self.folder / RESULT_FILE, content)
+        result, environment = describe_result(evaluation, str(self.facts["validation"])), self.facts["environment"]
+        time = f"{format_duration(evaluation['seconds'])} on {environment['processor']}"
+        recipe = self.recipe.replace(result=result, time=time).to_json()
+        write_text(self.folder / RECIPE_FILE, to_toml(recipe))
+        write_text(self.folder / CARD_FILE, model_card(self))
 
     def damage(self) -> str:
         """How the files of a finished run have changed since they were written; empty if they have not."""
@@ -130,6 +146,16 @@ class Run:
         """Delete the checkpoints; the run can then no longer be resumed from the middle."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
+    def remove_old(self, recipe: Recipe, *, keep_best: bool) -> None:
+        """Delete what a finished run no longer needs: all but the last checkpoint, and perhaps the best weights.
+
+        Checkpoints that were asked for by `checkpoint_steps` stay.
+        """
+        for path in () if recipe.checkpoint_steps else sorted(self.checkpoints.glob("step-*"))[:-1]:
+            shutil.rmtree(path, ignore_errors=True)
+        if not keep_best:
+            shutil.rmtree(self.folder / "best", ignore_errors=True)
+
     @property
     def unreadable(self) -> dict[str, str]:
         """Skipped images, with the reasons."""
@@ -141,20 +167,62 @@ class Run:
         return load(self.folder)
 
 
+def describe_result(evaluation: Line, validation: str) -> str:
+    """The accuracy with its interval and what it was measured on."""
+    low, high = wilson(evaluation["top1"] / 100 * evaluation["count"], evaluation["count"])
+    interval = f"95% confidence interval {low:.1f} to {high:.1f}%"
+    what = f"{evaluation['patches']} masked patches in " if "patches" in evaluation else ""
+    return f"accuracy {evaluation['top1']:.2f}% ({interval}) on {what}{evaluation['count']} images ({validation})"
+
+
+def model_card(run: Run) -> str:
+    """What the model of a finished run is, what it was trained on and what was measured, as Markdown."""
+    facts, recipe = run.facts, run.recipe
+    model = Description.from_json(facts["model"], f"{run.folder}/{RUN_FILE}")
+    rows, columns = model.config.image_size
+    classes = ", ".join(map(str, facts["classes"][:SHOWN])) + ", ..." * (len(facts["classes"]) > SHOWN)
+    details = {
+        "model": f"{title_of(model.config)}, {facts['parameters']:,} parameters, {rows} x {columns} pixels",
+        "weights": f"{model.meta.origin}; step {run.evaluation['step']} of {facts['steps']}",
+        "data": f"{facts['data']}, {facts['training_images']:,} images for training",
+        "classes": f"{len(facts['classes']):,}: {classes}",
+        "measured": describe_result(run.evaluation, str(facts["validation"])),
+        "skipped": f"{plural(len(run.unreadable), 'unreadable image')}" if run.unreadable else "",
+        "stopped": run.diverged,
+        "command": recipe.command,
+        "versions": f"vitruvian {facts['environment']['vitruvian']}, torch {facts['environment']['torch']}",
+    }
+    notes = [f"- note: {note}" for note in facts["notes"]]
+    settings = [f"- {name}: {value}" for name, value in recipe.report_settings().items()]
+    lines = [
+        f"# {title_of(model.config)} trained on {Path(str(facts['data'])).name}",
+        "",
+        *(f"- {name}: {text}" for name, text in details.items() if text),
+        *notes,
+        "",
+        "Nothing was measured on other data. The settings of this run that differ from the defaults:",
+        "",
+        *(settings or ["- none"]),
+        "",
+        "All settings are in recipe.toml, all measurements in metrics.jsonl and report.html.",
+    ]
+    return "\n".join(map(printable, lines)) + "\n"
+
+
 def create_run(folder: Path, recipe: Recipe, facts: dict[str, Any]) -> Run:
     """Write the settings and the facts of a new run; run.json, written last, makes the folder a run."""
     try:
         Run(folder).checkpoints.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TrainingError(f"cannot be written: {error.strerror}", where=folder) from error
-    try:
-        write_text(folder / "recipe.toml", to_toml(recipe.to_json()))
-    except UnicodeEncodeError as error:
-        raise TrainingError(
-            f"a name that is not UTF-8 cannot be written to recipe.toml: {error}", where=folder
-        ) from error
-    write_sealed(folder / RUN_FILE, {**facts, "recipe": recipe.to_json()})
+    write_run(folder, recipe, facts)
     return Run(folder)
+
+
+def write_run(folder: Path, recipe: Recipe, facts: dict[str, Any]) -> None:
+    """Write recipe.toml and run.json."""
+    write_text(folder / RECIPE_FILE, to_toml(recipe.to_json()))
+    write_sealed(folder / RUN_FILE, {**facts, "recipe": recipe.to_json()})
 
 
 def write_sealed(path: Path, content: dict[str, Any]) -> None:
@@ -187,15 +255,12 @@ def claim_folder(out: str | Path | None, name: str) -> Iterator[Path]:
 
     The folder is removed afterwards if no run was created in it.
     """
+    other, taken = f"choose another {argument('out')}", "this folder already contains a run"
     folder = make_folder(name) if out is None else Path(out).expanduser()
     if (folder / RUN_FILE).exists():
-        raise TrainingError(
-            "this folder already contains a run",
-            where=folder,
-            hint=f"continue it with `vit train --resume {folder}`, or choose another {argument('out')}",
-        )
+        raise TrainingError(taken, where=folder, hint=f"continue it with `vit train --resume {folder}`, or {other}")
     if folder.exists() and (not folder.is_dir() or not is_free(folder)):
-        raise TrainingError("exists and is not empty", where=folder, hint=f"choose another {argument('out')}")
+        raise TrainingError("exists and is not empty", where=folder, hint=other)
     existed = folder.is_dir() and out is not None
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -204,9 +269,7 @@ def claim_folder(out: str | Path | None, name: str) -> Iterator[Path]:
     try:
         with lock_folder(folder):
             if not is_free(folder):  # another process came first, and has ended
-                raise TrainingError(
-                    "this folder already contains a run", where=folder, hint=f"choose another {argument('out')}"
-                )
+                raise TrainingError(taken, where=folder, hint=other)
             yield folder
     finally:
         if not existed and not (folder / RUN_FILE).exists() and is_free(folder):
@@ -215,26 +278,24 @@ def claim_folder(out: str | Path | None, name: str) -> Iterator[Path]:
 
 def is_free(folder: Path) -> bool:
     """Whether a folder is empty except for the remains of a run that failed before it was created."""
-    leftovers = {LOCK_FILE, "checkpoints", *(("recipe.toml",) if (folder / LOCK_FILE).exists() else ())}
+    leftovers = {LOCK_FILE, "checkpoints", *((RECIPE_FILE,) if (folder / LOCK_FILE).exists() else ())}
     files = [path for path in folder.iterdir() if path.name not in leftovers and not is_unfinished(path)]
     return not files and not (folder / RUN_FILE).exists() and not any(folder.glob("checkpoints/*"))
 
 
 def make_folder(name: str) -> Path:
     """Create the first free folder `runs/NAME-1`, `runs/NAME-2`, ..."""
-    suffix = 0
+    folders = (RUNS / f"{name}-{suffix}" for suffix in itertools.count(1))
     while True:
-        suffix += 1
-        folder = RUNS / f"{name}-{suffix}"
+        folder = next(folders)
         try:
             folder.mkdir(parents=True)
             return folder
         except FileExistsError:
             continue
         except OSError as error:
-            raise TrainingError(
-                f"cannot be written: {error.strerror}", where=folder, hint=f"choose another {argument('out')}"
-            ) from error
+            hint = f"choose another {argument('out')}"
+            raise TrainingError(f"cannot be written: {error.strerror}", where=folder, hint=hint) from error
 
 
 @contextmanager
@@ -245,11 +306,8 @@ def lock_folder(folder: Path, *, wait_seconds: float = 0) -> Iterator[None]:
     while not (is_locked := lock.acquire(wait=False)) and time.monotonic() < end:
         time.sleep(0.1)
     if not is_locked:
-        raise TrainingError(
-            f"{lock.holder()} is training in it",
-            where=folder,
-            hint=f"wait until it ends, or choose another {argument('out')}",
-        )
+        hint = f"wait until it ends, or choose another {argument('out')}"
+        raise TrainingError(f"{lock.holder()} is training in it", where=folder, hint=hint)
     try:
         yield
     finally:
@@ -267,6 +325,13 @@ def absolute_data(data: str | Path) -> str:
     return str(data) if str(data) in BUILT_IN else absolute_path(data)
 
 
+def command_line() -> str:
+    """The command as one would type it."""
+    program, *arguments = sys.argv
+    is_vit = Path(program).name in ("vit", "__main__.py")
+    return shlex.join(["vit" if is_vit else program, *arguments])
+
+
 def environment() -> dict[str, Any]:
     """Versions, hardware and command line, for the record."""
     return {
@@ -280,5 +345,5 @@ def environment() -> dict[str, Any]:
         "processors": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "command": sys.argv,
+        "command": command_line(),
     }

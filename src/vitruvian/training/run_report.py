@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,134 +20,116 @@ from vitruvian.evaluation.metrics import Measures
 from vitruvian.evaluation.report import measure_sections, measure_tiles
 from vitruvian.files import write_text
 from vitruvian.report.chart import Chart, Line
+from vitruvian.report.color import HELD_OUT, OTHER, TRAINING
 from vitruvian.report.html import PAGE, TINY_SIDE, embed_image, render
 from vitruvian.text import format_duration, plural
 from vitruvian.training import journal
-from vitruvian.training.masked import ColorMeasures, MaskedExample, corruption_of, levels_of, patchify, shown_color
+from vitruvian.training.initial_model import scale_size
+from vitruvian.training.masked import ColorMeasures, MaskedExample, levels_of, patchify
 from vitruvian.training.objective import ValidationMetrics
 from vitruvian.training.run_folder import Run, environment
 from vitruvian.weights.description import Description
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """Results of a run that are not in the files of its folder. Missing parts are omitted from the report."""
+def write_report(
+    run: Run,
+    train: Source,
+    *,
+    held_out: Source | None = None,
+    measures: ValidationMetrics | None = None,
+    stopped: str = "",
+) -> Path:
+    """Write `report.html` into the run's folder, atomically; returns its path.
 
-    train: Source
-    measures: ValidationMetrics | None = None
-    """Metrics of the final model, with the mistakes or examples to show."""
-    held_out: Source | None = None
-    """The validation images, to show mistakes."""
-    stopped: str = ""
-    """Why the run ended before its last step; empty if it did not."""
-
-
-def write_report(run: Run, outcome: Outcome) -> Path:
-    """Write `report.html` into the run's folder, atomically; returns its path."""
-    lines, recorded, measures = run.metrics(), run.facts, outcome.measures
-    name = model_title(run)
+    `measures` are those of the final model, with the mistakes or examples to show from the validation images
+    `held_out`; `stopped` is why the run ended before its last step. Missing parts are omitted.
+    """
+    lines, facts, recipe = run.metrics(), run.facts, run.recipe
+    model = Description.from_json(facts.get("model"), f"{run.folder}/run.json")
+    name = title_of(model.config) + (f" fine-tuned from {Path(recipe.weights).name}" if recipe.weights else "")
+    progress = f"{len(train):,} training images of {len(train.classes):,} classes"
+    if lines:
+        epochs = lines[-1]["epoch"]
+        progress += f", {plural(lines[-1]['step'], 'step')}, {epochs:.4g} epoch{'' if epochs == 1 else 's'}"
+    else:
+        progress += "; no steps recorded"
+    tiles: dict[str, str] = {}
     examples: list[dict[str, Any]] = []
-    if isinstance(measures, ColorMeasures) and outcome.held_out is not None:
-        model = Description.from_json(recorded.get("model"), f"{run.folder}/run.json")
+    sections = ""
+    if isinstance(measures, ColorMeasures):
+        tiles = {
+            "color accuracy": f"{measures.top1:.2f} %",
+            "cross-entropy": f"{measures.loss:.4f}",
+            "corrupted patches": f"{measures.patches:,}",
+            "validation images": f"{measures.count:,}",
+        }
         assert isinstance(model.config, ViTConfig)
-        for example in measures.examples:
-            examples += color_images(example, model.meta.preprocess, model.config.patch_size, outcome.held_out)
+        if held_out is not None:
+            for example in measures.examples:
+                examples += color_images(example, model.meta.preprocess, model.config.patch_size, held_out)
+    elif isinstance(measures, Measures):
+        tiles = measure_tiles(measures)
+        tiles["validation images"] = tiles.pop("images")
+        sections = measure_sections(measures, train.classes, held_out)
+    if lines and "seconds" in lines[-1]:
+        tiles["training time"] = format_duration(lines[-1]["seconds"])
+    findings: list[Finding] = []
+    for check in () if train.remote else (small_classes, unbalanced_classes):  # remote labels are not read for that
+        findings += check(class_sizes(train.labels(), len(train.classes)), train.classes, "train")
+    sizes = {"evaluated at": model.config.image_size, "trained at": scale_size(model.config, recipe.train_scale)}
+    pixels = {name: f"{rows} x {columns} pixels" for name, (rows, columns) in sizes.items()}
+    shown = {"model": name} | ({"command": recipe.command} if recipe.command else {}) | pixels
     page = render(
         "training.html",
-        title=f"{name} on {Path(str(recorded.get('data', 'unnamed data'))).name}",
-        subtitle=progress(outcome, lines),
-        tile_values=tiles(outcome, lines),
-        stopped=outcome.stopped,
+        title=f"{name} on {Path(str(facts.get('data', 'unnamed data'))).name}",
+        subtitle=progress,
+        tile_values=tiles,
+        stopped=stopped,
         measured=measures is not None,
-        masked=run.recipe.objective == "masked",
+        masked=recipe.objective == "masked",
         curves=list(curves(lines)),
-        measures=measure_sections(measures, outcome.train.classes, outcome.held_out)
-        if isinstance(measures, Measures)
-        else "",
+        measures=sections,
         examples=examples,
-        notes=list(recorded.get("notes", ())),
-        findings=list(class_findings(outcome.train)),
-        classes_checked=not outcome.train.remote,
+        notes=list(facts.get("notes", ())),
+        findings=findings,
+        classes_checked=not train.remote,
         unreadable_images=run.unreadable,
-        settings={"model": name} | run.recipe.report_settings(),
-        environment=environment() | recorded.get("environment", {}),
+        settings=shown | recipe.report_settings(),
+        environment=environment() | facts.get("environment", {}),
     )
     return write_text(run.folder / PAGE, page)
 
 
-def model_title(run: Run) -> str:
-    """The architecture and the weights that training started from."""
-    model = title_of(Description.from_json(run.facts.get("model"), f"{run.folder}/run.json").config)
-    return f"{model} fine-tuned from {Path(run.recipe.weights).name}" if run.recipe.weights else model
-
-
-def progress(outcome: Outcome, lines: list[journal.Line]) -> str:
-    """Images, steps and epochs in one line."""
-    data = f"{len(outcome.train):,} training images of {len(outcome.train.classes):,} classes"
-    if not lines:
-        return f"{data}; no steps recorded"
-    epochs = lines[-1]["epoch"]
-    return f"{data}, {plural(lines[-1]['step'], 'step')}, {epochs:.4g} epoch{'' if epochs == 1 else 's'}"
-
-
-def tiles(outcome: Outcome, lines: list[journal.Line]) -> dict[str, str]:
-    values: dict[str, str] = {}
-    if isinstance(outcome.measures, ColorMeasures):
-        values = {
-            "color accuracy": f"{outcome.measures.top1:.2f} %",
-            "cross-entropy": f"{outcome.measures.loss:.4f}",
-            "corrupted patches": f"{outcome.measures.patches:,}",
-            "validation images": f"{outcome.measures.count:,}",
-        }
-    elif isinstance(outcome.measures, Measures):
-        values = measure_tiles(outcome.measures)
-        values["validation images"] = values.pop("images")
-    return values | (
-        {"training time": format_duration(lines[-1]["seconds"])} if lines and "seconds" in lines[-1] else {}
-    )
-
-
-def class_findings(train: Source) -> Iterator[Finding]:
-    """Classes that are small or much larger than others; remote labels are not read for that."""
-    for check in () if train.remote else (small_classes, unbalanced_classes):
-        yield from check(class_sizes(train.labels(), len(train.classes)), train.classes, "train")
-
-
-CHARTS = {
+CHARTS = {  # recorded numbers that are drawn, and their titles
     "loss": "Loss",
     "top1": "Top-1 accuracy, %",
+    "fewshot": "Few-shot accuracy, %",
     "lr": "Learning rate",
     "images_per_second": "Images per second",
 }
-"""Recorded numbers that are drawn, and their titles."""
 
 
-def curves(lines: Iterable[journal.Line]) -> Iterator[Chart]:
+def curves(lines: Sequence[journal.Line]) -> Iterator[Chart]:
     """A chart for each recorded number, with a line for each split."""
-    recorded = list(lines)
-    names = {"": "run", "val": "validation"}
-    splits = list(dict.fromkeys(str(line.get("split", "")) for line in recorded))
+    kinds = {"": ("run", OTHER), "train": ("train", TRAINING), "val": ("validation", HELD_OUT)}
     for key, title in CHARTS.items():
-        drawn = [Line(names.get(split, split), points(recorded, split, key)) for split in splits]
-        drawn = [line for line in drawn if line.points]
+        points: dict[str, dict[float, float]] = {}  # by split and step; the last line with the same step counts
+        for line in lines:
+            values = points.setdefault(str(line.get("split", "")), {})
+            if isinstance(line.get(key), int | float):
+                values[float(line["step"])] = float(line[key])
+        drawn = []
+        for split, values in points.items():
+            name, color = kinds.get(split, (split, None))
+            if values:
+                drawn.append(Line(name, sorted(values.items()), color=color))
         if drawn:
-            yield Chart(title=title, lines=drawn, x_label="step", y_from=0.0 if key != "top1" else None)
-
-
-def points(lines: Iterable[journal.Line], split: str, key: str) -> list[tuple[float, float]]:
-    """Step and value, sorted by step; the last of several lines with the same step counts."""
-    values = {
-        float(line["step"]): float(line[key])
-        for line in lines
-        if str(line.get("split", "")) == split and isinstance(line.get(key), int | float)
-    }
-    return sorted(values.items())
+            yield Chart(title=title, lines=drawn, x_label="step", y_from=None if key in ("top1", "fewshot") else 0.0)
 
 
 # N patches of P x P pixels, C channels
 
-MASK_LEVEL = 128
-"""Gray, for masked patches."""
+MASK_LEVEL = 128  # gray, for masked patches
 
 Pixels = NDArray[np.uint8]
 
@@ -165,17 +146,13 @@ def corruption_images(example: MaskedExample, preprocess: Preprocess, side: int)
     """The image, its corruption and its prediction as uint8 (rows, columns, 3), or (rows, columns) if gray."""
     levels = levels_of(torch.from_numpy(example.pixels)[None], preprocess)
     patches = patchify(levels, side)[0].numpy().astype(np.uint8)  # (N, C, P, P)
-    corruption = corruption_of(torch.from_numpy(example.draws)[None])
     rows, columns = levels.shape[-2] // side, levels.shape[-1] // side
-    corrupted, predicted = patches[corruption.taken_from[0].numpy()], patches.copy()
-    corrupted[corruption.masked[0].numpy()] = MASK_LEVEL
-    for index, color in zip(np.flatnonzero(corruption.chosen[0].numpy()), example.predicted.tolist()):
-        predicted[index] = np.array(shown_color(color, patches.shape[1]), np.uint8)[:, None, None]
-    return (
-        join_patches(patches, rows, columns),
-        join_patches(corrupted, rows, columns),
-        join_patches(predicted, rows, columns),
-    )
+    corrupted, predicted = patches[example.taken_from], patches.copy()
+    corrupted[example.masked] = MASK_LEVEL
+    cell = np.arange(side) * example.predicted.shape[-1] // side  # the predicted cell of each pixel
+    predicted[example.chosen] = example.predicted[..., cell[:, None], cell]
+    image, seen, colors = (join_patches(part, rows, columns) for part in (patches, corrupted, predicted))
+    return image, seen, colors
 
 
 def join_patches(patches: Pixels, rows: int, columns: int) -> Pixels:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -16,28 +17,27 @@ from vitruvian.cache import scratch_folder
 from vitruvian.config import ModelConfig, Preprocess, ViTConfig
 from vitruvian.cost import TRAINING_PASSES, multiply_adds
 from vitruvian.data.augment import Augment, require_packages, train_transform
-from vitruvian.data.columns import CHUNK, read_chunk
+from vitruvian.data.columns import read_chunks
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.loader import Batch, Loader
-from vitruvian.data.sources import Concat, Dataset, Source, Subset, first_samples, hold_out
+from vitruvian.data.sources import ClassSubset, Concat, Dataset, Source, Subset, first_samples, hold_out
 from vitruvian.data.transform import Transform, as_transform
 from vitruvian.data.workers import unguarded_script
 from vitruvian.errors import ConfigError, TrainingError
 from vitruvian.evaluation.features import FeatureSet, compute_features, open_store
+from vitruvian.evaluation.probe import probe_sources
+from vitruvian.evaluation.probe_classifiers import possible_shots
 from vitruvian.inference import Encoder
 from vitruvian.progress import no_tracking, track
 from vitruvian.settings import Size
 from vitruvian.training.distributed import Processes
-from vitruvian.training.recipe import Recipe
-from vitruvian.training.run_folder import Run, absolute_data
+from vitruvian.training.recipe import OTHER_CLASSES, Recipe
+from vitruvian.training.run_folder import absolute_data
 from vitruvian.weights.load import run_facts
 
-MAX_NAMES = 3
-"""Classes that a note names."""
-TEST_SEED = 0
-"""Seed for holding a test split out of data without one."""
-HOLD_OUT_SETTINGS = ("seed", "val_fraction")
-"""Settings that decide which images of each class are held out."""
+MAX_NAMES = 3  # classes that a note names
+TEST_SEED = 0  # seed for holding a test split out of data without one
+HOLD_OUT_SETTINGS = ("split_seed", "val_fraction")  # settings that decide which images of each class are held out
 
 
 class DataRef:
@@ -63,8 +63,7 @@ class DataRef:
 class CustomTransforms:
     """Transforms of the caller, which replace the model's preprocessing and the recipe's augmentation."""
 
-    transform: Transform | None = None
-    """For evaluation."""
+    transform: Transform | None = None  # for evaluation
     train_transform: Transform | None = None
 
     @property
@@ -73,23 +72,11 @@ class CustomTransforms:
         return [name for name in ("transform", "train_transform") if getattr(self, name) is not None]
 
     def check(self, recipe: Recipe) -> None:
+        """Raise if a package is missing or the transforms do not fit the recipe."""
         if self.train_transform is None:
             require_packages()
         elif recipe.resolutions or recipe.train_scale != 1:
             raise TrainingError("resolutions and train_scale cannot be used with train_transform=")
-
-    def check_resume(self, run: Run) -> None:
-        """Raise TrainingError unless the run started with the same arguments."""
-        before = run.facts.get("transforms", [])
-        if self.names != before:
-            names = ", ".join(f"{name}=" for name in before) or "no transform of yours"
-            raise TrainingError(f"the run started with {names}", where=run.folder, hint="pass the same to resume")
-        self.check(run.recipe)
-
-    def notes(self) -> list[str]:
-        if self.transform is None:
-            return []
-        return ["evaluated with your transform=; the saved model has the preprocessing of the recipe instead"]
 
 
 NO_TRANSFORMS = CustomTransforms()
@@ -102,24 +89,18 @@ class Splits:
     name: str
     train: Source
     validation: Source
-    validation_is: str
-    """Description of the validation images."""
-    notes: tuple[str, ...] = ()
+    validation_is: str  # description of the validation images
+    notes: list[str]
+    fewshot: tuple[Source, ...] = ()  # images to train and to test a few-shot classifier on
 
     @property
     def classes(self) -> tuple[str, ...]:
         return self.train.classes
 
-    def with_notes(self, *notes: str) -> Splits:
-        return replace(self, notes=(*self.notes, *notes))
-
     @property
     def sizes(self) -> dict[str, Any]:
-        return {
-            "classes": list(self.classes),
-            "training images": len(self.train),
-            "validation images": len(self.validation),
-        }
+        counts = {"training images": len(self.train), "validation images": len(self.validation)}
+        return {"classes": list(self.classes), **counts}
 
 
 def split_data(data: object, recipe: Recipe) -> Splits:
@@ -129,45 +110,54 @@ def split_data(data: object, recipe: Recipe) -> Splits:
     its weights by validation never does so on `test`.
     """
     dataset = DataRef.of(data).dataset
-    choose = usual_splits if recipe.validation == "auto" else protocol_splits
-    train, validation, validation_is = choose(dataset, recipe)
-    splits = Splits(
-        name=dataset.name, train=train, validation=validation, validation_is=validation_is, notes=dataset.notes
+    allowed = ("val",) if recipe.patience > 0 or recipe.final == "best" else ("val", "test")
+    name = next((name for name in allowed if name in dataset.splits), "")
+    if recipe.validation != "auto":
+        train, validation, validation_is = protocol_splits(dataset, recipe)
+    elif name:
+        train, validation, validation_is = dataset.train, dataset.splits[name], f"the split {name!r}"
+    else:
+        train, validation = hold_out(dataset.train, recipe.val_fraction, recipe.split_seed)
+        validation_is = f"{recipe.val_fraction:.0%} of each class, held out"
+    notes = list(dataset.notes)
+    fewshot: tuple[Source, ...] = ()
+    if recipe.eval_fewshot not in ("", OTHER_CLASSES):
+        fewshot = tuple(probe_sources(open_dataset(recipe.eval_fewshot))[0][:2])
+    if recipe.class_range != (0.0, 1.0):
+        classes = range(len(train.classes))
+        first, end = (round(share * len(classes)) for share in recipe.class_range)
+        if end - first < 2:
+            raise ConfigError(f"class_range={recipe.class_range} has {end - first} of {len(classes)} classes")
+        rest = [*classes[:first], *classes[end:]]
+        if recipe.eval_fewshot == OTHER_CLASSES:
+            fewshot = ClassSubset(train, rest), ClassSubset(validation, rest)
+        train, validation = (ClassSubset(source, classes[first:end]) for source in (train, validation))
+    if fewshot:  # raises if a class has too few images
+        possible_shots(np.asarray(fewshot[0].labels(), np.int64), fewshot[0].classes, [recipe.fewshot_shots])
+    # The labels of remote data would have to be downloaded.
+    if recipe.objective == "labels" and not (train.remote or validation.remote):
+        missing = sorted(labels_in(validation) - labels_in(train))
+        names = ", ".join(repr(train.classes[label]) for label in missing[:MAX_NAMES])
+        names += ", ..." if len(missing) > MAX_NAMES else ""
+        subject = "1 class has" if len(missing) == 1 else f"{len(missing):,} classes have"
+        if missing:
+            notes.append(f"{subject} validation images but no training images: {names}; they will all be misclassified")
+    if recipe.max_train_samples:
+        train = first_samples(train, recipe.max_train_samples, recipe.seed)
+    return Splits(
+        name=dataset.name,
+        train=train,
+        validation=validation,
+        validation_is=validation_is,
+        notes=notes,
+        fewshot=fewshot,
     )
-    if recipe.objective == "labels":
-        splits = splits.with_notes(*missing_class_notes(splits))
-    if not recipe.max_train_samples:
-        return splits
-    return replace(splits, train=first_samples(splits.train, recipe.max_train_samples, recipe.seed))
-
-
-def missing_class_notes(splits: Splits) -> list[str]:
-    """A note on classes without training images; none for remote data, whose labels would have to be downloaded."""
-    if splits.train.remote or splits.validation.remote:
-        return []
-    missing = sorted(labels_in(splits.validation) - labels_in(splits.train))
-    if not missing:
-        return []
-    names = ", ".join(repr(splits.classes[label]) for label in missing[:MAX_NAMES])
-    more = ", ..." if len(missing) > MAX_NAMES else ""
-    subject = "1 class has" if len(missing) == 1 else f"{len(missing):,} classes have"
-    return [f"{subject} validation images but no training images: {names}{more}; they will all be misclassified"]
 
 
 def labels_in(source: Source) -> set[int]:
     """The labels that occur, read in chunks, as there can be many images."""
     labels = source.labels()
-    return {int(label) for start in range(0, len(labels), CHUNK) for label in np.unique(read_chunk(labels, start))}
-
-
-def usual_splits(dataset: Dataset, recipe: Recipe) -> tuple[Source, Source, str]:
-    """Training images, validation images and their description, outside the fine-tuning protocol."""
-    allowed = ("val",) if recipe.patience > 0 or recipe.final == "best" else ("val", "test")
-    train, name = dataset.train, next((name for name in allowed if name in dataset.splits), "")
-    if name:
-        return train, dataset.splits[name], f"the split {name!r}"
-    train, validation = hold_out(train, recipe.val_fraction, recipe.seed)
-    return train, validation, f"{recipe.val_fraction:.0%} of each class, held out"
+    return {int(label) for _, chunk in read_chunks(labels) for label in np.unique(chunk)}
 
 
 def protocol_splits(dataset: Dataset, recipe: Recipe) -> tuple[Source, Source, str]:
@@ -188,7 +178,7 @@ def protocol_splits(dataset: Dataset, recipe: Recipe) -> tuple[Source, Source, s
     if recipe.validation == "dev":
         validation_is = "the split 'val'"
         if dev is None:
-            train, dev = hold_out(train, recipe.val_fraction, recipe.seed)
+            train, dev = hold_out(train, recipe.val_fraction, recipe.split_seed)
             validation_is = f"{recipe.val_fraction:.0%} of each class, held out for choosing"
         validation = dev
     elif dev is not None:
@@ -196,10 +186,31 @@ def protocol_splits(dataset: Dataset, recipe: Recipe) -> tuple[Source, Source, s
     return train, validation, validation_is
 
 
-def leakage_notes(data: str, recipe: Recipe, validation_is: str) -> list[str]:
+def continue_from(recipe: Recipe, data: str, keys: Container[str]) -> tuple[Recipe, list[str]]:
+    """The recipe of a run from the weights of another run on the same data, and notes.
+
+    It holds out the same images, and its seed differs, so that it does not repeat the other run's augmented images.
+    Settings in `keys` are the user's and stay.
+    """
+    folder, facts = run_facts(recipe.weights, data) or (None, {})
+    before = facts.get("recipe")
+    if folder is None or not isinstance(before, dict):
+        return recipe, []
+    stored = {key: before[key] for key in HOLD_OUT_SETTINGS if key in before and key not in keys}
+    changes = {key: value for key, value in stored.items() if value != getattr(recipe, key)}
+    if before.get("seed") == recipe.seed and "seed" not in keys:
+        changes["seed"] = recipe.seed + 1
+    text = ", ".join(f"{key}={value}" for key, value in changes.items())
+    why = "the same images are held out and the augmentations are new"
+    return recipe.replace(**changes), [f"{text}, because {folder} was trained on the same data: {why}"] if text else []
+
+
+def leakage_notes(data: str, recipe: Recipe, splits: Splits) -> list[str]:
     """A note for each run (of the weights or the teacher) that held out other images of the same data."""
+    validation_is = splits.validation_is
     if "held out" not in validation_is:  # a split that no run trains on
         return []
+    images = len(splits.train) + len(splits.validation)
 
     def choice(settings: Any) -> str:
         return ", ".join(f"{key}={settings.get(key)}" for key in HOLD_OUT_SETTINGS)
@@ -207,8 +218,13 @@ def leakage_notes(data: str, recipe: Recipe, validation_is: str) -> list[str]:
     notes = []
     for source in filter(None, (recipe.weights, recipe.teacher)):
         folder, facts = run_facts(source, data) or (None, {})
+        if folder is None:
+            continue
         before, now = choice(facts.get("recipe") or {}), choice(recipe.to_json())
-        if folder is None or (facts.get("validation") == validation_is and before == now):
+        count = facts.get("training_images", 0) + facts.get("validation_images", 0)
+        if count != images and not recipe.max_train_samples and not facts["recipe"].get("max_train_samples"):
+            before, now = f"{before}, {count:,} images", f"{now}, {images:,} images"
+        if facts.get("validation") == validation_is and before == now:
             continue
         notes.append(
             f"{folder} held out other images ({before}; here {now}) and was trained on images that are held out here: "
@@ -228,35 +244,26 @@ def fit_workers(recipe: Recipe) -> tuple[Recipe, list[str]]:
 
 def fit_batch_size(recipe: Recipe, images: int, world: int) -> int:
     """The recipe's batch size, or the largest that this number of images fills."""
-    unit = world * recipe.aug_repeats // np.gcd(world, recipe.aug_repeats)
     if recipe.batch_size <= images:
         return recipe.batch_size
-    batch_size = int(images // unit * unit)
-    if not batch_size:
+    unit = math.lcm(world, recipe.aug_repeats)
+    if images < unit:
         raise ConfigError(f"{images} training images are too few for {world} processes")
-    return batch_size
+    return images // unit * unit
 
 
 class TrainingBatches:
     """The batches of a run in order, at the resolution that the recipe has for each step."""
 
     def __init__(
-        self,
-        source: Source,
-        recipe: Recipe,
-        augment: Augment,
-        processes: Processes,
-        *,
-        transform: Transform | None = None,
+        self, source: Source, recipe: Recipe, augment: Augment, processes: Processes, transform: Transform | None = None
     ) -> None:
         """`transform` replaces the recipe's augmentation."""
         self.source, self.recipe, self.augment, self.processes = source, recipe, augment, processes
         self._transform, self._size = transform, cast(Size | None, None)
         self._loader = self.loader(augment.image_size)
-        self.per_epoch = self._loader.steps_per_epoch
-        """Steps per epoch."""
-        self.total = recipe.steps or max(1, round(recipe.epochs * self.per_epoch))
-        """Steps of the run."""
+        self.per_epoch = self._loader.steps_per_epoch  # in steps, as all of these
+        self.total = recipe.steps or max(1, round(recipe.epochs * self.per_epoch))  # steps of the run
         self.per_evaluation = max(1, round(recipe.eval_every * self.per_epoch)) if recipe.eval_every else self.total
         """Steps between evaluations."""
         self.stages = resolution_stages(recipe, augment.image_size, self.total)
@@ -265,12 +272,10 @@ class TrainingBatches:
         """The loader for training images of this size; there is one at a time."""
         if size != self._size:
             self.close()
-            recipe, transform = self.recipe, self._transform
+            recipe, own = self.recipe, self._transform
             self._loader = Loader(
                 self.source,
-                transform=as_transform(transform)
-                if transform
-                else train_transform(self.augment.replace(image_size=size)),
+                transform=as_transform(own) if own else train_transform(self.augment.replace(image_size=size)),
                 batch_size=recipe.batch_size,
                 training=True,
                 seed=recipe.seed,
@@ -364,11 +369,8 @@ def resolution_stages(recipe: Recipe, size: Size, steps: int) -> tuple[Stage, ..
     return tuple(Stage(start, end, sizes[start]) for start, end in zip(starts, [*starts[1:], steps]))
 
 
-def step_multiply_adds(recipe: Recipe, config: ModelConfig, size: Size) -> int:
-    """Multiply-adds of a step with images of this size, forward and backward; dropped patches save their fraction."""
-    fraction = 1 - recipe.patch_drop if isinstance(config, ViTConfig) else 1
-    return round(multiply_adds(config, size) * TRAINING_PASSES * recipe.batch_size * fraction)
-
-
 def run_multiply_adds(recipe: Recipe, config: ModelConfig, stages: tuple[Stage, ...]) -> int:
-    return sum(step_multiply_adds(recipe, config, stage.size) * (stage.end - stage.start) for stage in stages)
+    """Multiply-adds of all steps, forward and backward; dropped patches save their fraction."""
+    fraction = 1 - recipe.patch_drop if isinstance(config, ViTConfig) else 1
+    images = TRAINING_PASSES * recipe.batch_size * fraction * (2 if recipe.sam_rho else 1)
+    return sum(round(multiply_adds(config, stage.size) * images) * (stage.end - stage.start) for stage in stages)

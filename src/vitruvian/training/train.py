@@ -4,41 +4,57 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from vitruvian import __version__
-from vitruvian.catalog import resolve
+from vitruvian import __version__, catalog
+from vitruvian.catalog import resolve, title_of
 from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.cost import parameters
 from vitruvian.data.transform import Transform
 from vitruvian.errors import TrainingError, argument
+from vitruvian.progress import print_status
 from vitruvian.report.html import PAGE
 from vitruvian.text import brief
-from vitruvian.training.checkpoint import Checkpoints, Position, free_name, read_position, verify
+from vitruvian.training.checkpoint import Checkpoints, Position, free_name, read_position, verify, write_digests
 from vitruvian.training.distributed import process_group
+from vitruvian.training.hyperrule import apply_hyperrule
 from vitruvian.training.initial_model import initial_model, rebuild_model, without_shape
-from vitruvian.training.journal import Listener, ProgressListener, notify
-from vitruvian.training.loop import Loop, Trainer, needs_best
-from vitruvian.training.recipe import DESCRIPTION, HARMLESS, LOCAL, Recipe, change_recipe, changed_keys, read_recipe
+from vitruvian.training.journal import Listener, ProgressListener, TensorBoard, notify
+from vitruvian.training.loop import Loop, Trainer
+from vitruvian.training.recipe import (
+    DESCRIPTION,
+    HARMLESS,
+    LOCAL,
+    Recipe,
+    as_changes,
+    change_recipe,
+    changed_keys,
+    read_recipe,
+)
 from vitruvian.training.run_folder import (
     RESULT_FILE,
     Run,
+    absolute_data,
     absolute_path,
     claim_folder,
+    command_line,
     create_run,
     environment,
     lock_folder,
+    write_run,
 )
 from vitruvian.training.splits import (
     CustomTransforms,
     DataRef,
-    Splits,
+    continue_from,
     fit_batch_size,
     fit_workers,
     leakage_notes,
@@ -49,47 +65,45 @@ from vitruvian.weights.checkpoint_files import digests
 from vitruvian.weights.description import Description
 from vitruvian.weights.load import RUN_FILE, locate, published_name
 
-FEW_IMAGES = 50_000
-"""With fewer images, training from scratch is far worse than fine-tuning."""
-PHOTO_PIXELS = 64
-"""Image side from which data counts as photos."""
-RESTART_SECONDS = 60
-"""How long processes restarted by torchrun wait for their predecessors to release the run."""
-SIZE_SETTINGS = {"depth", "width", "mlp_dim", "num_heads", "stem"}
-"""Model settings that the name of a model decides."""
+FEW_IMAGES = 50_000  # with fewer images, training from scratch is far worse than fine-tuning
+PHOTO_PIXELS = 64  # image side from which data counts as photos
+RESTART_SECONDS = 60  # how long processes restarted by torchrun wait for their predecessors to release the run
+SIZE_SETTINGS = {"depth", "width", "mlp_dim", "num_heads", "stem"}  # model settings that the name of a model decides
 
 
 def train(
     data: object,
+    weights: str | Path | None = None,
     *,
     recipe: str | Path | Recipe | None = None,
     model: str | None = None,
-    weights: str | Path | None = None,
     out: str | Path | None = None,
-    settings: Sequence[str] = (),
+    settings: Sequence[str] | Mapping[str, Any] = (),
     listeners: Sequence[Listener] = (),
     transform: Transform | None = None,
     train_transform: Transform | None = None,
     progress: bool = True,
     auto_resume: bool = False,
+    **changes: Any,
 ) -> Run:
     """Train a model on images. Under torchrun, all processes call this.
 
     Args:
         data: Anything that `open_dataset` takes: a path, a URL, a name, or an object such as a map-style
             `torch.utils.data.Dataset`.
+        weights: File, folder or published name of weights to start from.
         recipe: A name, a TOML file or a Recipe; by default chosen for the data.
         model: Architecture to train from scratch (random weights).
-        weights: File, folder or published name of weights to start from.
         out: Folder of the run, which must be new or empty; by default a new one in `runs/`.
-        settings: Changes to the recipe, such as "epochs=20".
-        listeners: Objects that are notified of steps, metrics and notes.
+        settings: Changes to the recipe: {"epochs": 20, "augment.hflip": 0}, or ["epochs=20"].
+        listeners: Objects that are notified of steps, metrics and notes. TensorBoard events are always written.
         transform: Replaces the evaluation preprocessing: a callable from a PIL image to a normalized float tensor
             (channels, rows, columns).
         train_transform: Replaces the recipe's augmentation, likewise.
         progress: Show progress on stderr.
         auto_resume: Resume the run in `out` if there is one with the same recipe, so that one call can start and
             continue a run.
+        changes: Settings of the recipe by keyword, such as `epochs=20` or `lr=1e-4` (see `Recipe`).
 
     Returns:
         The finished run.
@@ -98,22 +112,26 @@ def train(
         TrainingError: the run cannot start, or diverged.
         Interrupted: a signal stopped the run; a checkpoint is written, and `resume` continues it.
     """
+    settings, listeners = as_changes(settings, changes, signature(train).parameters), (TensorBoard(), *listeners)
     ref, transforms = DataRef.of(data), CustomTransforms(transform, train_transform)
     chosen = choose_recipe(ref, recipe, model=model, weights=weights, settings=settings)
+    chosen, notes = continue_from(chosen, ref.name, changed_keys(settings)) if weights else (chosen, [])
     if chosen.teacher:
         chosen = chosen.replace(teacher=absolute_path(chosen.teacher))
+    if chosen.eval_fewshot:
+        chosen = chosen.replace(eval_fewshot=absolute_data(chosen.eval_fewshot))
     if auto_resume and out is None:
         raise TrainingError(f"auto_resume needs {argument('out')}, the folder of the run to start or continue")
     with process_group(chosen.device) as processes, ExitStack() as stack:
         if auto_resume and processes.on_main(lambda: (Path(str(out)).expanduser() / RUN_FILE).is_file()):
             run = Run.open(str(out))
             check_recipe(run, chosen, run.folder, f"use the same settings, or choose another {argument('out')}")
-            changes = [change for change in settings if changed_keys([change]) <= HARMLESS]
+            harmless = [] if run.finished else [change for change in settings if changed_keys([change]) <= HARMLESS]
             return resume(
                 run,
                 data=ref,
-                settings=changes,
-                listeners=listeners,
+                settings=harmless,
+                listeners=listeners[1:],
                 transform=transform,
                 train_transform=train_transform,
                 progress=progress,
@@ -122,21 +140,39 @@ def train(
         processes.check_same(shared_settings(chosen))
         chosen, worker_notes = fit_workers(chosen)
         splits = split_data(ref, chosen)
-        batch_size = fit_batch_size(chosen, len(splits.train), processes.world_size)
+        images = len(splits.train)
+        batch_size = fit_batch_size(chosen, images, processes.world_size)
         if batch_size != chosen.batch_size:
-            splits = splits.with_notes(f"batch_size is {batch_size}, not {chosen.batch_size}: there are no more images")
+            splits.notes.append(f"batch_size is {batch_size}, not {chosen.batch_size}: there are no more images")
             chosen = chosen.replace(batch_size=batch_size)
         processes.check_same(splits.sizes)
-        leakage = leakage_notes(ref.name, chosen, splits.validation_is)
-        splits = splits.with_notes(*transforms.notes(), *worker_notes, *leakage, *scratch_notes(chosen, splits))
+        if transform is not None:
+            splits.notes.append(
+                "evaluated with your transform=; the saved model has the preprocessing of the recipe instead"
+            )
+        splits.notes.extend([*notes, *worker_notes, *leakage_notes(ref.name, chosen, splits)])
+        if not chosen.weights:
+            side = chosen.image_size or resolve(chosen.model).image_size[0]
+            is_poor = chosen.objective == "labels" and images < FEW_IMAGES and side >= PHOTO_PIXELS
+            poor = f", {images:,} images give a poor model; start from weights instead" if is_poor else ""
+            splits.notes.append(f"training from scratch (random weights){poor}")
         folder = Path(processes.on_main(lambda: str(stack.enter_context(claim_folder(out, ref.short_name)))))
         if progress:
             listeners = (ProgressListener(), *listeners)
         report = partial(notify, listeners if processes.is_main else ())
         start = initial_model(chosen, splits.classes, splits.train, processes, report)
         trainer = Trainer(chosen, splits, processes, start, transforms)
-        facts = {"data": ref.name, "transforms": transforms.names, **run_facts(trainer)}
-        processes.on_main(lambda: create_run(folder, chosen, facts) and None)
+        if not chosen.image_size and chosen.weights and (chosen.enlarge, chosen.train_scale) != (1, 1):
+            evaluated, trained = (
+                "x".join(map(str, size)) for size in (start.config.image_size, trainer.augment.image_size)
+            )
+            scales = f"enlarge={chosen.enlarge:g} and train_scale={chosen.train_scale:g} in the recipe"
+            splits.notes.append(f"images are evaluated at {evaluated} and trained at {trained} pixels: {scales}")
+        facts = run_facts(trainer, ref)
+        title = f"{title_of(start.config)} trained on {ref.name or ref.short_name}"
+        described = chosen.replace(about=title, command=command_line(), time="", result="")
+        described = described.replace(model=title_of(start.config)) if chosen.weights else described
+        processes.on_main(lambda: create_run(folder, described, facts) and None)
         processes.check_sees(folder / RUN_FILE)
         return Loop(trainer, folder, Position(), listeners).run()
 
@@ -145,24 +181,28 @@ def resume(
     run: str | Path | Run,
     *,
     data: object = None,
-    settings: Sequence[str] = (),
+    settings: Sequence[str] | Mapping[str, Any] = (),
     listeners: Sequence[Listener] = (),
     transform: Transform | None = None,
     train_transform: Transform | None = None,
     progress: bool = True,
+    **changes: Any,
 ) -> Run:
     """Continue a run from its last checkpoint, exactly as if it had not been interrupted.
 
-    A finished run is returned unchanged, except that a missing report is written.
+    A finished run is trained longer if `settings` has more epochs or steps: the learning rate continues as in a run of
+    that length, and the augmentations are new. Without them it is returned unchanged; a missing report is written.
 
     Args:
         run: The run or its folder.
         data: Needed again if the run started with an object; otherwise the new location of data that has moved.
-        settings: Changes to settings that do not affect the result, such as "workers=4".
+        settings: Changes to settings that do not affect the result, such as {"workers": 4}; for a finished run also
+            epochs or steps, which count from the beginning of the run.
         listeners: Objects that are notified of steps, metrics and notes.
         transform: Needed again if the run started with it.
         train_transform: Needed again if the run started with it.
         progress: Show progress on stderr.
+        changes: Such settings by keyword.
 
     Returns:
         The finished run.
@@ -171,16 +211,28 @@ def resume(
         TrainingError: the run, its data or its settings have changed, or its files are damaged.
         Interrupted: a signal stopped the run again.
     """
+    settings, listeners = as_changes(settings, changes, signature(resume).parameters), (TensorBoard(), *listeners)
     if run == "":
         raise TrainingError("the name of the run is empty", hint="give its folder")
     run = run if isinstance(run, Run) else Run.open(run)
+    longer = [change for change in settings if run.finished and changed_keys([change]) <= {"epochs", "steps"}]
     for change in settings:
-        if not changed_keys([change]) <= HARMLESS:
+        if not changed_keys([change]) <= HARMLESS and change not in longer:
             allowed = ", ".join(sorted(HARMLESS))
-            raise TrainingError(f"{change!r} cannot be changed when resuming, only {allowed}", hint="start a new run")
+            hint = "start a new run"
+            if changed_keys([change]) <= {"epochs", "steps"}:
+                hint = f"resume the run to its end first, then train longer with {change}"
+            raise TrainingError(f"{change!r} cannot be changed when resuming, only {allowed}", hint=hint)
     damage = run.damage() if run.finished else ""
     needs_report = run.finished and not (run.folder / PAGE).is_file() and any(run.checkpoints.glob("step-*"))
-    if run.finished and not damage and not needs_report:
+    if run.finished and not damage and not needs_report and not longer:
+        hint = f"to train longer, resume it with more {argument('epochs')}"
+        if settings:
+            raise TrainingError(f"the run has finished, so {settings[0]!r} has no effect", where=run.folder, hint=hint)
+        if progress:
+            print_status(
+                f"note: {run.folder} has finished; train longer with `vit train --resume {run.folder} --epochs N`"
+            )
         return run
     check_recipe(run, run.recipe, run.folder / "recipe.toml", "restore it, or start a new run")
     facts = run.facts
@@ -191,11 +243,14 @@ def resume(
             "the run started with a dataset object", where=run.folder, hint="pass it again, resume(run, data=...)"
         )
     recipe = change_recipe(run.recipe, settings)
-    ref, transforms = (
-        DataRef.of(facts.get("data") if data is None else data),
-        CustomTransforms(transform, train_transform),
-    )
-    transforms.check_resume(run)
+    if longer:
+        check_longer(run, damage, recipe)
+    ref = DataRef.of(facts.get("data") if data is None else data)
+    transforms, before = CustomTransforms(transform, train_transform), facts.get("transforms", [])
+    if transforms.names != before:
+        names = ", ".join(f"{name}=" for name in before) or "no transform of yours"
+        raise TrainingError(f"the run started with {names}", where=run.folder, hint="pass the same to resume")
+    transforms.check(recipe)
     if progress:
         listeners = (ProgressListener(), *listeners)
     with process_group(recipe.device) as processes, ExitStack() as stack:
@@ -208,22 +263,36 @@ def resume(
             processes.on_main(lambda: rename_damaged(run))
             notes.append(f"{damage}: finishing again")
         splits = split_data(ref, recipe)
-        check_data(facts, splits)
-        splits = splits.with_notes(*notes)
+        for name, now in splits.sizes.items():
+            if (stored := facts.get(name.replace(" ", "_"))) != now:
+                was, are = (brief(value if isinstance(value, list) else [value]) for value in (stored, now))
+                raise TrainingError(
+                    f"the data has changed since the run began: the {name} were {was} and are now {are}",
+                    where=facts.get("data") or None,
+                    hint="restore it, or start a new run",
+                )
+        splits.notes.extend(notes)
         report = partial(notify, listeners if processes.is_main else ())
         checkpoint = processes.on_main(lambda: Checkpoints(run.checkpoints, processes).newest_intact(report))
         if checkpoint is None:
-            start = initial_model(recipe, splits.classes, splits.train, processes, report)
-            return Loop(Trainer(recipe, splits, processes, start, transforms), run.folder, Position(), listeners).run()
-        # The weights that the run started from may be gone.
-        start = rebuild_model(Description.from_json(facts.get("model"), f"{run.folder}/run.json"), recipe)
-        trainer, position = Trainer(recipe, splits, processes, start, transforms), read_position(checkpoint)
-        best = run.best(position.best_step)
-        if problem := verify(best) if needs_best(recipe) and position.best_step else "":
-            raise TrainingError(
-                f"the best weights so far are damaged: {problem}", where=best, hint="restore them, or start a new run"
-            )
-        trainer.restore(checkpoint, position)
+            start, position = initial_model(recipe, splits.classes, splits.train, processes, report), Position()
+        else:  # the weights that the run started from may be gone
+            description = Description.from_json(facts.get("model"), f"{run.folder}/run.json")
+            start, position = rebuild_model(description, recipe), read_position(checkpoint)
+        trainer = Trainer(recipe, splits, processes, start, transforms)
+        if longer:
+            if trainer.batches.total <= position.step:
+                done = f"{position.step:,} steps ({position.step / trainer.batches.per_epoch:g} epochs)"
+                raise TrainingError(f"the run has finished {done}", where=run.folder, hint="give more to train longer")
+            splits.notes.append(f"continuing after {position.step:,} of now {trainer.batches.total:,} steps")
+            position.worse = 0  # early stopping begins anew
+            processes.on_main(lambda: reopen(run, recipe, trainer.batches.total, position.best_step))
+        if checkpoint is not None:
+            best = run.best(position.best_step)
+            if problem := verify(best) if recipe.final == "best" and position.best_step else "":
+                reason = f"the best weights so far are damaged: {problem}"
+                raise TrainingError(reason, where=best, hint="restore them, or start a new run")
+            trainer.restore(checkpoint, position)
         return Loop(trainer, run.folder, position, listeners).run()
 
 
@@ -236,28 +305,31 @@ def choose_recipe(
     settings: Sequence[str] = (),
 ) -> Recipe:
     """The recipe that `train` uses for these arguments; by default it depends on the data."""
+    if model and not weights and (Path(model).expanduser().exists() or catalog.find_published(model)):
+        raise TrainingError(
+            f"{model} is weights, not an architecture", hint=f"to start from them, give {argument('weights')}"
+        )
     if model and weights:
         raise TrainingError(
             f"{argument('model')} trains from scratch, {argument('weights')} starts from weights: give one of the two"
         )
     if recipe is None:
-        recipe = default_recipe(DataRef.of(data), model, weights)
+        ref, recipe = DataRef.of(data), "scratch" if model else "photos"
+        if not weights and ref.name == "digits":
+            recipe = "digits"
+        elif not weights and ref.dataset.name.lower().startswith("cifar"):
+            recipe = "cifar10"
         if recipe == "photos" and not weights:
-            weights = hub.default_weights()
+            weights = hub.default_source("weights")
     chosen = recipe if isinstance(recipe, Recipe) else read_recipe(recipe)
     if model:
-        chosen = chosen.replace(model=model, weights="", architecture=architecture_for(chosen, model))
+        chosen = chosen.replace(weights="", architecture=architecture_for(chosen, model))
+        settings = (f"model={json.dumps(model)}", *settings)
     if weights:
         chosen = chosen.replace(weights=absolute_path(weights), architecture=without_shape(chosen))
+    if chosen.bit_hyperrule:
+        chosen = apply_hyperrule(change_recipe(chosen, settings), DataRef.of(data).dataset.train)
     return change_recipe(chosen, settings)
-
-
-def default_recipe(data: DataRef, model: str | None, weights: str | Path | None) -> str:
-    if not weights and data.name == "digits":
-        return "digits"
-    if not weights and data.dataset.name.lower().startswith("cifar"):
-        return "cifar10"
-    return "scratch" if model else "photos"
 
 
 def architecture_for(recipe: Recipe, model: str) -> dict[str, Any]:
@@ -279,21 +351,14 @@ def check_start(recipe: Recipe, transforms: CustomTransforms) -> None:
         hub.require_packages(recipe.weights)
 
 
-def scratch_notes(recipe: Recipe, splits: Splits) -> list[str]:
-    """A warning that few photos are not enough to train from scratch."""
-    images = len(splits.train)
-    side = recipe.image_size or resolve(recipe.model).image_size[0]
-    if recipe.weights or recipe.objective != "labels" or images >= FEW_IMAGES or side < PHOTO_PIXELS:
-        return []
-    return [f"from scratch (random weights), {images:,} images give a poor model; start from weights instead"]
-
-
 def check_recipe(run: Run, recipe: Recipe, where: Path, hint: str) -> None:
     """Raise TrainingError unless all settings that affect the result are those that the run started with."""
     facts = run.facts
     before, now = (json.loads(json.dumps(settings)) for settings in (facts.get("recipe"), recipe.to_json()))
     for key in now:
         was_reduced = key == "batch_size" and before.get(key) <= facts["training_images"] < now[key]
+        if key == "model" and recipe.weights:  # the weights decide
+            continue
         if key not in HARMLESS | DESCRIPTION and before.get(key) != now[key] and not was_reduced:
             reason = f"{key}={before.get(key)} when the run began, not {now[key]}"
             raise TrainingError(reason, where=where, hint=hint)
@@ -305,6 +370,31 @@ def shared_settings(recipe: Recipe) -> dict[str, Any]:
     return {"vitruvian": __version__, **settings}
 
 
+def check_longer(run: Run, damage: str, recipe: Recipe) -> None:
+    """Raise TrainingError unless a finished run can be trained longer."""
+    reason, hint = "", f"start a new run from it: {argument('weights')}"
+    if damage:
+        reason, hint = damage, "resume the run without other settings to repair it"
+    elif run.diverged:
+        reason = f"this run diverged ({run.diverged})"
+    elif not any(run.checkpoints.glob("step-*")):
+        reason = "this run has no checkpoint to continue from"
+    if reason:
+        raise TrainingError(reason, where=run.folder, hint=hint)
+
+
+def reopen(run: Run, recipe: Recipe, steps: int, best_step: int) -> None:
+    """Make a finished run one of more steps that is not finished."""
+    best = run.best(best_step)
+    if recipe.final == "best" and best_step and not best.exists():  # then the model has the best weights
+        shutil.copytree(run.folder / "model", best)
+        write_digests(best)
+    for name in (RESULT_FILE, PAGE):
+        (run.folder / name).unlink(missing_ok=True)
+    recipe = recipe.replace(command=f"{recipe.command}; {command_line()}")
+    write_run(run.folder, recipe, run.facts | {"steps": steps})
+
+
 def rename_damaged(run: Run) -> None:
     """Rename the damaged files of a finished run, so that they are written again."""
     for name in (RESULT_FILE, "model"):
@@ -312,10 +402,12 @@ def rename_damaged(run: Run) -> None:
             os.replace(run.folder / name, free_name(run.folder / f"damaged-{name}"))
 
 
-def run_facts(trainer: Trainer) -> dict[str, Any]:
+def run_facts(trainer: Trainer, data: DataRef) -> dict[str, Any]:
     """The facts about the images and the model in run.json."""
     splits = trainer.splits
     return {
+        "data": data.name,
+        "transforms": trainer.transforms.names,
         "classes": list(splits.classes),
         "training_images": len(splits.train),
         "validation_images": len(splits.validation),
@@ -334,16 +426,3 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
 def teacher_digests(recipe: Recipe) -> dict[str, str] | None:
     """Digests of the teacher's files, to notice if it changes."""
     return digests(locate(recipe.teacher)) if recipe.teacher else None
-
-
-def check_data(facts: dict[str, Any], splits: Splits) -> None:
-    """Raise TrainingError unless classes and numbers of images are those that the run started with."""
-    for name, now in splits.sizes.items():
-        before = facts.get(name.replace(" ", "_"))
-        if before != now:
-            was, are = (brief(value if isinstance(value, list) else [value]) for value in (before, now))
-            raise TrainingError(
-                f"the data has changed since the run began: the {name} were {was} and are now {are}",
-                where=facts.get("data") or None,
-                hint="restore it, or start a new run",
-            )

@@ -23,12 +23,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitruvian.errors import CheckpointError, DamagedFileError
-from vitruvian.files import digest, parse_object, read_object
+from vitruvian.files import check_pickle, digest, parse_object, read_object
+from vitruvian.text import describe_error
 
 Format = Literal["npz", "safetensors", "torch"]
 
-METADATA_KEY = "vitruvian"
-"""Metadata key of the description that we embed in files; other libraries ignore it."""
+METADATA_KEY = "vitruvian"  # of the description that we embed in files; other libraries ignore it
 
 WEIGHT_FILES = (
     "model.safetensors",
@@ -39,18 +39,12 @@ WEIGHT_FILES = (
     "open_clip_pytorch_model.bin",
 )
 """Weights in a folder, in order of preference."""
-
-GRAPH_ENDINGS = (".onnx", ".xml", ".pt2")
-"""Suffixes of exported graphs, which have no weights to load."""
-
+GRAPH_ENDINGS = (".onnx", ".xml", ".pt2")  # suffixes of exported graphs, which have no weights to load
 SETTING_FILES = ("config.json", "preprocessor_config.json", "processor_config.json", "open_clip_config.json")
-
 WRAPPERS = ("teacher", "model", "state_dict", "model_state_dict", "net", "model_ema", "state_dict_ema")
 """Entries under which training scripts store weights, in order of preference (DINO evaluates its teacher)."""
-MAX_WRAPPERS = 4
-"""Limit of nested wrappers; a dictionary may contain itself."""
-
-MAX_EXPANSION, MAX_FREE_BYTES = 50, 2**30
+MAX_WRAPPERS = 4  # limit of nested wrappers; a dictionary may contain itself
+MAX_EXPANSION, MAX_FREE_BYTES = 50, 2**28
 """Content larger than the second may be at most the first times the file's size: weights hardly compress."""
 
 
@@ -61,16 +55,10 @@ class Checkpoint:
     path: Path
     format: Format
     tensors: dict[str, Tensor]
-    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The JSON files of a folder, by file name."""
-    embedded: Any = None
-    """The description inside a file that we wrote."""
-    parsed: Any = None
-    """The JSON files as the family parsed them."""
-    wrapper: str = ""
-    """The entry of a PyTorch file that contains the tensors."""
-    other_entries: tuple[str, ...] = ()
-    """Other entries of a PyTorch file, such as the optimizer's state."""
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # the JSON files of a folder, by file name
+    embedded: Any = None  # the description inside a file that we wrote
+    wrapper: str = ""  # the entry of a PyTorch file that contains the tensors
+    other_entries: tuple[str, ...] = ()  # other entries of a PyTorch file, such as the optimizer's state
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -81,17 +69,12 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(
             "an exported graph works with predict, evaluate, serve and bench; this needs the weights", where=path
         )
-    weights = path
-    if path.is_dir():
-        weights = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), path)
-        if weights == path:
-            graph = next((file for end in GRAPH_ENDINGS for file in sorted(path.glob(f"*{end}"))), None)
-            if graph is not None:
-                raise CheckpointError(
-                    f"has no weights, only a graph, which works with predict, evaluate, serve and bench: {graph}",
-                    where=path,
-                )
-            raise CheckpointError(f"the folder contains none of {', '.join(WEIGHT_FILES)}", where=path)
+    weights = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), path)
+    if weights.is_dir():
+        reason = f"the folder contains none of {', '.join(WEIGHT_FILES)}"
+        if graph := next((file for end in GRAPH_ENDINGS for file in sorted(path.glob(f"*{end}"))), None):
+            reason = f"has no weights, only a graph, which works with predict, evaluate, serve and bench: {graph}"
+        raise CheckpointError(reason, where=path)
     json_files = [weights.parent / name for name in SETTING_FILES] if weights.name in WEIGHT_FILES else []
     settings = {file.name: read_object(file, raises=CheckpointError) for file in json_files if file.is_file()}
     prefer_processor(settings)
@@ -119,12 +102,11 @@ def read_file(path: Path) -> Checkpoint:
     except CheckpointError:
         raise
     except Exception as error:  # a broken file can make the libraries raise anything
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise DamagedFileError(f"broken or truncated {kind} file: {reason}", where=path) from error
+        raise DamagedFileError(f"broken or truncated {kind} file: {describe_error(error)}", where=path) from error
 
 
 def sniff(path: Path) -> Format:
-    """The format of a file from its first bytes."""
+    """The format of a file from its first bytes; raises if an archive would unpack to an unreasonable size."""
     if not path.is_file():
         raise CheckpointError("not a regular file", where=path)  # opening a pipe would wait for its writer
     try:
@@ -137,25 +119,20 @@ def sniff(path: Path) -> Format:
     if start.startswith(b"version https://git-lfs"):
         raise CheckpointError("a Git LFS pointer, not the weights", where=path, hint="fetch them with `git lfs pull`")
     if start.startswith(b"PK"):
-        return archive_format(path)
+        try:
+            with zipfile.ZipFile(path) as archive:
+                members = archive.infolist()
+        except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError) as error:
+            raise DamagedFileError(f"broken or truncated archive: {error}", where=path) from error
+        unpacked = sum(member.file_size for member in members)
+        if unpacked > max(MAX_FREE_BYTES, MAX_EXPANSION * path.stat().st_size):
+            raise CheckpointError(f"the archive would unpack to {unpacked / 2**30:.1f} GiB", where=path)
+        return "npz" if any(member.filename.endswith(".npy") for member in members) else "torch"
     if start[8:9] == b"{":
         return "safetensors"
     if start.startswith(b"\x80"):
         return "torch"
     raise DamagedFileError("not an npz, safetensors or PyTorch file", where=path)
-
-
-def archive_format(path: Path) -> Format:
-    """npz or PyTorch, for a ZIP archive; raises if it would unpack to an unreasonable size."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError) as error:
-        raise DamagedFileError(f"broken or truncated archive: {error}", where=path) from error
-    unpacked = sum(member.file_size for member in members)
-    if unpacked > max(MAX_FREE_BYTES, MAX_EXPANSION * path.stat().st_size):
-        raise CheckpointError(f"the archive would unpack to {unpacked / 2**30:.1f} GiB", where=path)
-    return "npz" if any(member.filename.endswith(".npy") for member in members) else "torch"
 
 
 def read_npz(path: Path) -> Checkpoint:
@@ -187,6 +164,7 @@ def read_safetensors(path: Path) -> Checkpoint:
 
 
 def read_torch(path: Path) -> Checkpoint:
+    check_pickles(path)
     try:
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():  # inert options
             warnings.simplefilter("ignore")  # torch's remarks; anything that matters is an error
@@ -224,6 +202,21 @@ def read_torch(path: Path) -> Checkpoint:
     )
 
 
+def check_pickles(path: Path) -> None:
+    """Raise if a pickle in a PyTorch file would exhaust the memory or the stack; old files begin with five of them."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if name.endswith(".pkl"):
+                    with archive.open(name) as member:
+                        check_pickle(member, path, raises=CheckpointError)
+        return
+    with path.open("rb") as file:
+        for _ in range(5):
+            if file.tell() < path.stat().st_size:
+                check_pickle(file, path, raises=CheckpointError)
+
+
 def read_shards(index: Path) -> Checkpoint:
     """Read all files that an index lists; they must be in its directory."""
     names = read_object(index, raises=CheckpointError).get("weight_map")
@@ -239,19 +232,18 @@ def read_shards(index: Path) -> Checkpoint:
         shard = read_file(index.parent / name)
         tensors |= shard.tensors
         kind = shard.format
-    missing = [name for name in names if name not in tensors]
-    if missing:
-        raise CheckpointError(
-            f"{len(missing)} of its tensors are in none of the parts, such as {missing[0]!r}", where=index
-        )
+    if missing := [name for name in names if name not in tensors]:
+        reason = f"{len(missing)} of its tensors are in none of the parts, such as {missing[0]!r}"
+        raise CheckpointError(reason, where=index)
     return Checkpoint(path=index, format=kind, tensors=tensors)
 
 
 def check_values(tensors: dict[str, Tensor], path: Path) -> None:
     """Raise for tensors without values, and for a few values expanded until they fill the memory."""
     for name, tensor in tensors.items():
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
             kind = "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else str(tensor.layout)
+            kind = "nested" if tensor.is_nested else kind
             raise CheckpointError(f"{name!r} is a {kind} tensor, not an array of numbers", where=path)
     unpacked = sum(4 * tensor.numel() for tensor in tensors.values())
     stored = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors.values()}
@@ -259,8 +251,7 @@ def check_values(tensors: dict[str, Tensor], path: Path) -> None:
         raise CheckpointError(f"its tensors would take {unpacked / 2**30:.1f} GiB", where=path)
 
 
-MAX_COMMENT_BYTES = 65_535
-"""Limit of a ZIP archive's comment."""
+MAX_COMMENT_BYTES = 65_535  # limit of a ZIP archive's comment
 
 
 def write_tensors(
@@ -274,16 +265,19 @@ def write_tensors(
         description: Embedded in the file's metadata.
         config_json: Content of a folder's `config.json`, stored as text under that name in the metadata.
     """
-    tensors = {name: with_own_storage(tensor) for name, tensor in tensors.items()}
-    header = {"config.json": json.dumps(config_json)} if config_json else {}
+    # the formats would write, or refuse to, the entire storage of a view
+    arrays = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    arrays = {name: x if x.untyped_storage().nbytes() == x.nbytes else x.clone() for name, x in arrays.items()}
     if path.suffix == ".npz":
-        return write_npz(path, tensors, description)
+        return write_npz(path, arrays, description)
+    header = {METADATA_KEY: json.dumps(description)}
+    header |= {"config.json": json.dumps(config_json)} if config_json else {}
     if path.suffix == ".safetensors":
-        write_safetensors(path, tensors, {"format": "pt", METADATA_KEY: json.dumps(description)} | header)
+        write_safetensors(path, arrays, {"format": "pt"} | header)
     else:
-        state = OrderedDict(tensors)
+        state = OrderedDict(arrays)
         # PyTorch stores the versions of modules here and looks up only modules it has, so it ignores our entry
-        state._metadata = OrderedDict({"": {"version": 1}, METADATA_KEY: json.dumps(description)} | header)  # type: ignore[attr-defined]
+        state._metadata = OrderedDict({"": {"version": 1}, **header})  # type: ignore[attr-defined]
         with disk_errors(path):
             torch.save(state, path)
     return []
@@ -320,12 +314,6 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise
 
 
-def with_own_storage(tensor: Tensor) -> Tensor:
-    """A copy if the tensor is a view, whose entire storage the formats would write, or refuse to."""
-    tensor = tensor.contiguous()
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
-
-
 def write_npz(path: Path, tensors: dict[str, Tensor], description: dict[str, Any]) -> list[str]:
     import numpy as np
 
@@ -341,9 +329,8 @@ def write_npz(path: Path, tensors: dict[str, Tensor], description: dict[str, Any
 
 def digests(path: Path) -> dict[str, str]:
     """SHA-256 by file name, of a file or of the weights and settings files in a folder."""
-    files = [path] if path.is_file() else sorted(path.glob("*.safetensors")) + sorted(path.glob("*.bin"))
-    if path.is_dir():
-        files += sorted(path.glob("*config.json"))
+    patterns = ("*.safetensors", "*.bin", "*config.json")
+    files = [path] if path.is_file() else [file for pattern in patterns for file in sorted(path.glob(pattern))]
     return {file.name: digest(file) for file in files if file.is_file()}
 
 

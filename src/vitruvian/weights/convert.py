@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,12 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from vitruvian.errors import ConversionError, argument
 from vitruvian.files import atomic_path, json_bytes, write_json
 from vitruvian.model.build import Model
-from vitruvian.settings import Seed, Size, validate
+from vitruvian.model.cores import eval_mode
+from vitruvian.settings import Record, Seed, Size, validate
 from vitruvian.text import plural
 from vitruvian.weights.checkpoint_files import digests
 from vitruvian.weights.families.registry import check_writer, writer
@@ -30,7 +29,7 @@ weights rounded to the 11 bits of float16."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Certificate:
+class Certificate(Record):
     """Proof that converted weights, read back from disk, give the same outputs as their source."""
 
     source: str
@@ -53,10 +52,6 @@ class Certificate:
     seed: int
     source_sha256: dict[str, str]
     destination_sha256: dict[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        """The content of `certificate.json`."""
-        return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         lines = [
@@ -82,16 +77,16 @@ def convert(
     destination: str | Path,
     *,
     to: str = "native",
+    half: bool = False,
     labels: Sequence[str] | None = None,
     template: str | None = None,
-    num_heads: int | None = None,
-    image_size: int | Size | None = None,
-    num_classes: int | None = None,
-    patch_size: int | None = None,
-    grid: Size | None = None,
     family: str | None = None,
-    half: bool = False,
     config: str | None = None,
+    num_classes: int | None = None,
+    num_heads: int | None = None,
+    patch_size: int | None = None,
+    image_size: int | Size | None = None,
+    grid: Size | None = None,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> Certificate:
@@ -149,7 +144,15 @@ def convert(
             source_sha256=source_sha256,
             destination_sha256=digests(new),
         )
-        check(certificate, HALF_TOLERANCE if half else TOLERANCE)
+        tolerance = HALF_TOLERANCE if half else TOLERANCE
+        limits = {
+            "text embeddings": (certificate.text_difference or 0.0, tolerance),
+            f"{to} weights": (certificate.largest_difference, tolerance * max(1.0, certificate.largest_output)),
+        }
+        for what, (difference, limit) in limits.items():
+            if not difference <= limit:  # also refuses NaN
+                reason = f"not written, the re-read {what} differ by {difference:.2g} where {limit:.2g} is allowed"
+                raise ConversionError(reason, where=target, hint="please report this")
         is_folder = new.is_dir()
         if is_folder:
             (new / "certificate.json").write_bytes(json_bytes(certificate.to_json()))
@@ -163,12 +166,10 @@ def compare(model: Model, reread: Model, *, family: str, path: Path, seed: int) 
     shape = (2, model.config.in_channels, *model.config.image_size)
     pixels = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     blank = model.head is None or not model.head.weight.any()
-    training = model.training
-    with torch.no_grad():
-        expected, actual = (outputs(m, pixels, features=blank) for m in (model.eval(), reread))
-        config = reread.config if family == "native" else writer(family, reread, path).reader_config(reread.config)
-        reader = actual if config == reread.config else outputs(with_config(reread, config), pixels, features=blank)
-    model.train(training)
+    config = reread.config if family == "native" else writer(family, reread, path).reader_config(reread.config)
+    models = [model, reread, reread if config == reread.config else with_config(reread, config)]
+    with eval_mode(model), torch.no_grad():
+        expected, actual, reader = (m.features(pixels) if blank else m(pixels) for m in models)
     return {
         "largest_difference": float((expected - actual).abs().max()),
         "largest_output": float(expected.abs().max()),
@@ -185,8 +186,7 @@ def text_to_write(model: Model, path: Path, family: str) -> tuple[TextWeights | 
     text = read_text_tower(Path(model.meta.source))
     if text is None:
         return None, []
-    reasons = list(text_obstacles(writer(family, model, path), model.config, text.tower.config))
-    if reasons:
+    if reasons := list(text_obstacles(writer(family, model, path), model.config, text.tower.config)):
         return None, [f"the text tower was left out: {'; '.join(reasons)}"]
     note = "the source has no tokenizer files, which other libraries need for texts"
     return text, [] if tokenizer_files(text) else [note]
@@ -204,20 +204,3 @@ def compare_texts(text: TextWeights, path: Path, *, seed: int) -> float:
     with torch.no_grad():
         pair = [F.normalize(tower(tokens), dim=-1) for tower in (text.tower, reread.tower)]
     return float((pair[0] - pair[1]).abs().max())
-
-
-def outputs(model: Model, pixels: Tensor, *, features: bool) -> Tensor:
-    return model.features(pixels) if features else model(pixels)
-
-
-def check(certificate: Certificate, tolerance: float) -> None:
-    differences = [("text embeddings", certificate.text_difference or 0.0, tolerance)]
-    allowed = tolerance * max(1.0, certificate.largest_output)
-    differences.append((f"{certificate.destination_family} weights", certificate.largest_difference, allowed))
-    for what, difference, limit in differences:
-        if not difference <= limit:  # also refuses NaN
-            raise ConversionError(
-                f"not written, the re-read {what} differ by {difference:.2g} where {limit:.2g} is allowed",
-                where=certificate.destination,
-                hint="please report this",
-            )

@@ -45,11 +45,8 @@ class Description:
             raise CheckpointError("not a description of a model: 'architecture' is missing", where=where)
         version, kind = data.get("format"), data.get("kind")
         if not isinstance(version, int) or version > FORMAT:
-            raise CheckpointError(
-                f"format {version!r} is not known, this version reads up to {FORMAT}",
-                where=where,
-                hint="upgrade vitruvian",
-            )
+            reason = f"format {version!r} is not known, this version reads up to {FORMAT}"
+            raise CheckpointError(reason, where=where, hint="upgrade vitruvian")
         if not isinstance(kind, str) or kind not in MODEL_KINDS:
             raise CheckpointError(f"kind {kind!r} is not one of {', '.join(MODEL_KINDS)}", where=where)
         saved = {field.name for field in fields(ModelMeta)} - {"source"}

@@ -8,6 +8,7 @@ on Hugging Face are cached by `huggingface_hub`.
 from __future__ import annotations
 
 import base64
+import csv
 import http.client
 import os
 import re
@@ -20,20 +21,12 @@ import zipfile
 from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote, unquote, urlsplit
 
+from vitruvian import catalog
 from vitruvian.cache import cache_folder, file_lock
-from vitruvian.catalog import (
-    REPOSITORY_SCHEME,
-    VARIANTS,
-    canonical,
-    find_published,
-    published_for,
-    published_names,
-    web_address,
-)
+from vitruvian.catalog import REPOSITORY_SCHEME
 from vitruvian.errors import (
     CheckpointError,
     ConfigError,
@@ -48,39 +41,26 @@ from vitruvian.errors import (
 from vitruvian.files import digest, read_object, sync, write_json
 from vitruvian.progress import Progress, print_status, waiting
 from vitruvian.text import describe_error
-from vitruvian.weights.checkpoint_files import GRAPH_ENDINGS, SETTING_FILES
+from vitruvian.weights.checkpoint_files import GRAPH_ENDINGS, SETTING_FILES, WEIGHT_FILES
 from vitruvian.weights.tokenizer import TOKENIZER_FILES
 
 HUB_TIMEOUT_SECONDS = 10.0
-PREPROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-"""transformers' preprocessing of images; the second is that of a model for images and text."""
+PREPROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")  # the second for images and text
 DESCRIPTIONS = (*SETTING_FILES, *TOKENIZER_FILES)
-WEIGHTS = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "open_clip_model.safetensors",
-    "pytorch_model.bin",
-    "open_clip_pytorch_model.bin",
+WEIGHTS = sorted(
+    (name for name in WEIGHT_FILES if name != "pytorch_model.bin.index.json"), key=lambda name: name.endswith(".bin")
 )
 """Weights in a repository, in order of preference; formats that run no code come before pickles."""
-
-DEFAULT = "deit3_small_patch16_224.fb_in22k_ft_in1k"
-"""The default model: the cost of ViT-S/16, and 83.1% on ImageNet as reported by its authors."""
+DEFAULT = catalog.RECOMMENDED
 BUNDLED = Path(str(files("vitruvian") / "bundled"))
 """The bundled model of ten classes, if present, for machines that cannot download."""
 
 
-def default_source() -> str:
-    """The default model, or the bundled one if it cannot be downloaded; reported on stderr."""
-    return _default("model", "using the bundled model, which knows {labels}")
+def default_source(parameter: Literal["model", "weights"] = "model") -> str:
+    """The default model, or the bundled one if it cannot be downloaded; reported on stderr.
 
-
-def default_weights() -> str:
-    """The default weights to start training from, or the bundled ones; reported on stderr."""
-    return _default("weights", "starting from the bundled model with an input of {rows} x {columns} pixels")
-
-
-def _default(parameter: str, fallback: str) -> str:
+    `parameter` is what the caller left out: a model to use, or weights to start training from.
+    """
     try:
         resolve_source(DEFAULT)
     except (HubError, MissingExtraError, FileError) as error:
@@ -89,8 +69,10 @@ def _default(parameter: str, fallback: str) -> str:
             raise HubError(reason, hint=f"pass {argument(parameter)}") from error
         config = read_object(BUNDLED / "config.json", raises=CheckpointError)
         rows, columns = config["preprocess"]["image_size"]
+        chosen = f"starting from the bundled model with an input of {rows} x {columns} pixels"
+        if parameter == "model":
+            chosen = f"using the bundled model, which knows {', '.join(config['labels'])}"
         reason = f" ({error})" if isinstance(error, MissingExtraError) else ""
-        chosen = fallback.format(labels=", ".join(config["labels"]), rows=rows, columns=columns)
         print_status(f"no {parameter} given, and the default could not be downloaded{reason}: {chosen}")
         return str(BUNDLED)
     print_status(f"no {parameter} given, using {DEFAULT}")
@@ -107,56 +89,56 @@ def resolve_source(name: str, *, cache: Path | None = None, offline: bool | None
         verify: Compare the SHA-256 of a cached file.
     """
     base, _, revision = name.partition("@")
-    row = find_published(base)
-    location = row.location if row else _location(base)
+    location = _location(base)
     if offline is None:
         offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "on", "yes", "true")
     if location.startswith(REPOSITORY_SCHEME):
-        source = Repository(location.removeprefix(REPOSITORY_SCHEME), revision, cache)
-        return source.folder(offline=offline)
+        return Repository(location.removeprefix(REPOSITORY_SCHEME), revision, cache).folder(offline=offline)
     if revision:
         raise HubError(f"only Hugging Face repositories have revisions; leave out @{revision}", where=name)
-    path = cached_path(location, cache or cache_folder())
+    row, path = catalog.find_published(base), cached_path(location, cache or cache_folder())
     return fetch(location, path, sha256_prefix=row.sha256_prefix if row else "", offline=offline, verify=verify)
 
 
 def require_packages(name: str) -> None:
     """Raise if no published weights have this name, or the package to download them is missing."""
-    base = name.partition("@")[0]
-    row = find_published(base)
-    if (row.location if row else _location(base)).startswith(REPOSITORY_SCHEME):
+    if _location(name.partition("@")[0]).startswith(REPOSITORY_SCHEME):
         require("huggingface_hub", "hub")
 
 
 def _location(name: str) -> str:
-    """The location of a name that is not in the table; raises the most helpful error if it has none."""
+    """The location of published weights; raises the most helpful error if there is none."""
+    if row := catalog.find_published(name):
+        return row.location
+    if address := catalog.augreg_address(name):
+        return address
     if name.startswith(("gs://", "https://")):
-        return web_address(name)
+        return catalog.web_address(name)
     if name.endswith((*SUFFIXES, *GRAPH_ENDINGS)) or name.startswith((".", "/", "~")) or "\\" in name:
         raise CheckpointError("no such file or folder", where=name)
     identifier = name.removeprefix(REPOSITORY_SCHEME)
     if re.fullmatch(r"[\w.-]+/(?!\d+(-distilled)?$)[\w.-]+", identifier, re.ASCII):  # `ViT-B/16` is not a repository
         return REPOSITORY_SCHEME + identifier
     see = "(see `vit models PATTERN`; a path or a Hugging Face id like google/vit-base-patch16-224 works too)"
-    unknown = UnknownNameError("weights", name, [*published_names(), *VARIANTS], see=see)
+    unknown = UnknownNameError("weights", name, [*catalog.published_names(), *catalog.VARIANTS], see=see)
     if "." in name:  # a shape's name has no tag
         raise unknown
     try:
-        variant, _ = canonical(name)
+        variant, _ = catalog.canonical(name)
     except UnknownNameError:
         raise unknown from None
-    rows = [row.name for row in published_for(variant)]
-    more = f" and {len(rows) - 8} more (see `vit models {variant}`)" if len(rows) > 8 else ""
-    choice = f"its published weights are {', '.join(rows[:8])}{more}" if rows else "it has no published weights"
-    raise ConfigError(f"{name} is an architecture, not weights; {choice}")
+    rows = [row.name for row in catalog.published_for(variant)]
+    more = f" and {len(rows) - 4} more (see `vit models {variant}`)" if len(rows) > 4 else ""
+    choice = f"its published weights are {', '.join(rows[:4])}{more}" if rows else "it has no published weights"
+    scratch = f"`vit train DATA --arch {name}` trains it from scratch"
+    raise ConfigError(f"{name} is an architecture, not weights; {choice}; {scratch}")
 
 
 class Repository:
     """One revision of a model on Hugging Face."""
 
     def __init__(self, name: str, revision: str, cache: Path | None) -> None:
-        self.hub: ModuleType = require("huggingface_hub", "hub")
-        self.errors: ModuleType = require("huggingface_hub.errors", "hub")
+        self.hub = require("huggingface_hub", "hub")
         try:
             require("huggingface_hub.utils", "hub").validate_repo_id(name)
         except ValueError:
@@ -169,27 +151,22 @@ class Repository:
 
     def folder(self, *, offline: bool) -> Path:
         """The folder with the weights and the files that describe them."""
-        folder = self._cached()
-        if folder and not offline:
-            self._complete(folder)
-        if folder:
-            return folder
-        if offline:
-            raise self._unavailable("working offline")
-        return self._download()
-
-    def _cached(self) -> Path | None:
-        """The folder in the cache, if its weights are complete."""
         paths = (self._find(file) for file in (*WEIGHTS, *DESCRIPTIONS))
         folder = next((Path(path).parent for path in paths if isinstance(path, str)), None)
-        return folder if folder and _has_weights(folder) else None
+        if folder is None or not _has_weights(folder):
+            if offline:
+                raise self._unavailable("working offline")
+            return self._download()
+        if not offline:
+            self._complete(folder)
+        return folder
 
     def _find(self, file: str) -> object:
         """A path, None, or the library's sentinel for a file known to be missing in the repository."""
         return self.hub.try_to_load_from_cache(self.name, file, cache_dir=self.cache, revision=self.revision)
 
     def _complete(self, folder: Path) -> None:
-        """Download the preprocessing if another program cached only the weights; without network, do without it."""
+        """Download the preprocessing if another program cached only the weights; without a network, skip it."""
         config = folder / "config.json"
         text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
         if '"pretrained_cfg"' in text or '"preprocess"' in text:
@@ -212,20 +189,21 @@ class Repository:
         return [file.rfilename for file in model.siblings or ()]
 
     def _download(self) -> Path:
+        errors = require("huggingface_hub.errors", "hub")
         try:
             if names := _needed_files(self._files()):
                 options = {"revision": self.revision, "cache_dir": self.cache}
                 return Path(self.hub.snapshot_download(self.name, allow_patterns=names, **options))
-        except self.errors.GatedRepoError as error:
+        except errors.GatedRepoError as error:
             page = f"https://huggingface.co/{self.name}"
             hint = f"accept its terms at {page}, then run `hf auth login`"
             raise HubError("access to this model is restricted", where=self.name, hint=hint) from error
-        except self.errors.RepositoryNotFoundError as error:
-            near = nearest(self.name, published_names())
+        except errors.RepositoryNotFoundError as error:
+            near = nearest(self.name, catalog.published_names())
             hint = f"did you mean {' or '.join(near)}?" if near else "if it is private, run `hf auth login`"
             reason = "no such file or folder, and no such model on Hugging Face"
             raise HubError(reason, where=self.name, hint=hint) from error
-        except self.errors.RevisionNotFoundError as error:
+        except errors.RevisionNotFoundError as error:
             raise HubError(f"has no revision {self.revision!r}", where=self.name) from error
         except Exception as error:  # as above
             raise self._unavailable(f"{type(error).__name__}: {error}") from error
@@ -249,12 +227,9 @@ def _needed_files(files: Iterable[str]) -> list[str]:
     best = next((file for file in WEIGHTS if file in present), None)
     if best is None:
         return []
-    shards = [file for file in present if re.fullmatch(r"model-\d+-of-\d+\.safetensors", file)]
-    return [
-        *(file for file in DESCRIPTIONS if file in present),
-        best,
-        *(shards if best.endswith("index.json") else []),
-    ]
+    is_index = best.endswith("index.json")
+    shards = [file for file in present if is_index and re.fullmatch(r"model-\d+-of-\d+\.safetensors", file)]
+    return [*(file for file in DESCRIPTIONS if file in present), best, *shards]
 
 
 def _has_weights(folder: Path) -> bool:
@@ -269,8 +244,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 DOWNLOAD_TIMEOUT_SECONDS = 30.0
-RETRY_SECONDS = (1.0, 4.0)
-"""Waits before the second and the third attempt."""
+RETRY_SECONDS = (1.0, 4.0)  # waits before the second and the third attempt
 BLOCK_BYTES = 1 << 20
 SUFFIXES = (".npz", ".pth", ".pt", ".bin", ".safetensors")
 
@@ -380,21 +354,22 @@ def _transfer(url: str, path: Path, part: Path) -> tuple[int | None, str]:
     """Download to `part`, resuming if the file on the server is unchanged; returns the server's length and MD5."""
     start = part.stat().st_size if part.is_file() else 0
     validator = str(_read_record(path).get("validator", ""))
-    headers = {"User-Agent": "vitruvian"}
-    if start and validator:
-        headers |= {"Range": f"bytes={start}-", "If-Range": validator}
+    resume = {"Range": f"bytes={start}-", "If-Range": validator} if start and validator else {}
     source = _mirror(url)
     try:
-        request = urllib.request.Request(source, headers=headers)
+        request = urllib.request.Request(source, headers={"User-Agent": "vitruvian"} | resume)
         with urllib.request.urlopen(request, timeout=DOWNLOAD_TIMEOUT_SECONDS) as reply:
-            return _receive(reply, url=url, path=path, part=part)
+            if not reply.url.startswith("https://") and not os.environ.get("VITRUVIAN_MIRROR"):
+                raise HubError(f"redirects to {reply.url}, which is not encrypted", where=url)
+            return _receive(reply, url, path, part)
     except urllib.error.HTTPError as error:
         with error:
+            reason = f"{source} responded {error.code} {error.reason}"
             if error.code == 416:
                 part.unlink(missing_ok=True)
             elif error.code < 500 and error.code not in (408, 429):
-                raise _unavailable(url, path, f"{source} responded {error.code} {error.reason}") from None
-            raise InterruptedTransferError(f"{source} responded {error.code} {error.reason}") from None
+                raise _unavailable(url, path, reason) from None
+            raise InterruptedTransferError(reason) from None
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError) as error:
         cause = getattr(error, "reason", error)
         if isinstance(cause, socket.gaierror):  # no network: retrying does not help
@@ -402,20 +377,18 @@ def _transfer(url: str, path: Path, part: Path) -> tuple[int | None, str]:
         raise InterruptedTransferError(str(cause) or type(cause).__name__) from None
 
 
-def _receive(reply: http.client.HTTPResponse, *, url: str, path: Path, part: Path) -> tuple[int | None, str]:
+def _receive(reply: http.client.HTTPResponse, url: str, path: Path, part: Path) -> tuple[int | None, str]:
     """Append the response to `part`, or replace it if the server starts from the beginning."""
-    if not reply.url.startswith("https://") and not os.environ.get("VITRUVIAN_MIRROR"):
-        raise HubError(f"redirects to {reply.url}, which is not encrypted", where=url)
     continued = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", reply.headers.get("Content-Range", ""))
-    if reply.status == 206 and (not continued or int(continued[1]) != part.stat().st_size):
-        part.unlink()
-        raise InterruptedTransferError("the server resumed at another position")
-    length = continued[2] if continued else reply.headers.get("Content-Length")
-    size = int(length) if length and length.isdecimal() else None
     if reply.status != 206:
         etag, modified = reply.headers.get("ETag", ""), reply.headers.get("Last-Modified", "")
         part.unlink(missing_ok=True)
         _write_record(path, url=url, validator=modified if etag.startswith("W/") else etag or modified)
+    elif not continued or int(continued[1]) != part.stat().st_size:
+        part.unlink()
+        raise InterruptedTransferError("the server resumed at another position")
+    length = continued[2] if continued else reply.headers.get("Content-Length")
+    size = int(length) if length and length.isdecimal() else None
     with part.open("ab") as file, Progress(path.name, size, unit="bytes") as progress:
         while block := reply.read(BLOCK_BYTES):
             file.write(block)
@@ -432,7 +405,13 @@ def _check(path: Path, promised: int | None, promised_md5: str, sha256_prefix: s
     if promised is not None and size != promised:
         raise InterruptedTransferError(f"has {size:,} bytes, expected {promised:,}")
     kind = path.name.removesuffix(".part").rpartition(".")[2]
-    if not _is_of_kind(path, kind):
+    with path.open("rb") as file:
+        head = file.read(9)
+    if kind == "safetensors":  # eight bytes of header length, then JSON
+        is_complete = head[8:] == b"{" and int.from_bytes(head[:8], "little") < size
+    else:  # a .pth from before 2020 is a bare pickle
+        is_complete = (kind != "npz" and head.startswith(b"\x80\x02")) or zipfile.is_zipfile(path)
+    if not is_complete:
         raise InterruptedTransferError(f"is not a complete .{kind} file (perhaps an error page)")
     if promised_md5 and (md5 := digest(path, "md5")) != promised_md5:
         raise InterruptedTransferError(f"has md5 {md5}, expected {promised_md5}")
@@ -442,12 +421,66 @@ def _check(path: Path, promised: int | None, promised_md5: str, sha256_prefix: s
     return sha256
 
 
-def _is_of_kind(path: Path, kind: str) -> bool:
-    """Whether the file starts, and a ZIP archive also ends, like files of this format."""
-    with path.open("rb") as file:
-        head = file.read(9)
-    if kind == "safetensors":  # eight bytes of header length, then JSON
-        return head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size
-    if kind != "npz" and head.startswith(b"\x80\x02"):  # a .pth from before 2020 is a bare pickle
-        return True
-    return zipfile.is_zipfile(path)
+# The 50,000 checkpoints of "How to train your ViT?" (AugReg), found by the index file of their release.
+AUGREG_INDEX = f"{catalog.AUGREG}/index.csv"
+AUGREG_DATASETS = {
+    "imagenet": "i1k",
+    "imagenet-1k": "i1k",
+    "imagenet1k": "i1k",
+    "imagenet21k": "i21k",
+    "imagenet-21k": "i21k",
+}
+AUGREG_COLUMNS = (
+    "name",
+    "ds",
+    "final_val",
+    "adapt_ds",
+    "adapt_resolution",
+    "adapt_final_test",
+    "filename",
+    "adapt_filename",
+)
+
+
+def find_augreg(terms: str, index: str | Path | None = None) -> list[dict[str, Any]]:
+    """The rows of the index that have all terms, the most accurate after fine-tuning first.
+
+    Args:
+        terms: Separated by commas, such as `S/16, imagenet, 300ep`: values of columns (`light1`, `384`) or parts of
+            file names (`wd_0.1`, `i21k`). A model is named as in the index: B/16, R26+S/32.
+        index: The index file; by default the copy in the cache.
+
+    Returns:
+        The columns of the index, and `weights`: the name for `vitruvian.load`.
+
+    Raises:
+        HubError: There is no index file; says where to get it.
+        FileError: It is not the index, or no checkpoint has these terms.
+    """
+    path = (
+        Path(index).expanduser()
+        if index
+        else cache_folder() / catalog.web_address(AUGREG_INDEX).removeprefix("https://")
+    )
+    if not path.is_file():
+        hint = f"download {catalog.web_address(AUGREG_INDEX)} and put it there, or pass its path with --index"
+        raise HubError("the index of the AugReg checkpoints is not here", where=path, hint=hint)
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        if missing := [column for column in AUGREG_COLUMNS if column not in (reader.fieldnames or ())]:
+            raise FileError(f"not the index of the AugReg checkpoints: no column {missing[0]!r}", where=path)
+        rows: list[dict[str, Any]] = list(reader)
+    words = [AUGREG_DATASETS.get(term, term) for term in (part.strip().lower() for part in terms.split(",")) if term]
+    for word in words:
+        rows = [row for row in rows if word in words_of(row)]
+        if not rows:
+            raise FileError(f"no AugReg checkpoint has {word!r} (with the terms before it)", where=path)
+    for row in rows:
+        row["weights"] = f"augreg/{row['adapt_filename'] or row['filename']}"
+    return sorted(rows, key=lambda row: -float(row["adapt_final_test"] or 0))
+
+
+def words_of(row: dict[str, Any]) -> set[str]:
+    """All values of a row, and the parts of its file names."""
+    parts = f"{row['filename']}-{row['adapt_filename']}".lower().split("-")
+    return {str(value).lower() for value in row.values()} | set(parts)

@@ -11,25 +11,28 @@ import torch
 import torch.nn.functional as F
 
 from vitruvian.config import ModelConfig, ModelMeta, Preprocess, ResNetConfig, ViTConfig
-from vitruvian.errors import CheckpointError, ConfigError, DamagedFileError, argument
+from vitruvian.errors import CheckpointError, ConfigError, DamagedFileError, argument, nearest, parsing
 from vitruvian.files import read_object
 from vitruvian.model.build import Model, empty
 from vitruvian.model.embed import resize_patch_kernel
+from vitruvian.model.encoder import fixed_size_error
+from vitruvian.model.mae import MaskedAutoencoder
 from vitruvian.model.positions import interpolate_factors, interpolate_positions, resize_bias_table
+from vitruvian.model.vit import ViT
 from vitruvian.progress import print_status
 from vitruvian.settings import Size, as_size, validate_field
 from vitruvian.text import plural
 from vitruvian.weights.checkpoint_files import read_checkpoint
 from vitruvian.weights.description import Description
-from vitruvian.weights.families.tables import Tensors
-from vitruvian.weights.parse import LoadHints, parse_checkpoint
+from vitruvian.weights.families.huggingface import read_bool, read_int
+from vitruvian.weights.families.huggingface_vit import vit_block_rows
+from vitruvian.weights.families.tables import Row, Table, Tensors, pairs, rename
+from vitruvian.weights.parse import LoadHints, count_blocks, parse_checkpoint, shape_of
 
 RUN_FILE, SWEEP_FILE = "run.json", "sweep.json"
 """Files that mark the folder of a training run, and that of a fine-tuning sweep."""
 
 Head = Literal["keep", "new"]
-HEAD_NAMES = ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias")
-PRE_LOGITS_NAMES = ("pre_logits.weight", "pre_logits.bias")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,14 +117,21 @@ def open_model(
 ) -> tuple[Model, str]:
     """Load a model from a path; returns it with the name of its family. Changes may depend on the description."""
     try:
-        family, description, model, state = parse_checkpoint(read_checkpoint(path), hints)
+        with parsing(path, CheckpointError):
+            family, description, model, state = parse_checkpoint(read_checkpoint(path), hints)
         changes = changes(description) if callable(changes) else changes
-        config, state = adapt(description.config, state, changes)
+        config = description.config
+        if isinstance(config, ViTConfig):
+            config, state = resize(config, state, changes)
+        elif changes.patch_size is not None:
+            raise CheckpointError("patch_size does not apply to a ResNet")
+        elif changes.size is not None:
+            config = config.replace(image_size=changes.size)
+        config, state = change_head(config, state, changes)
         if config != description.config:
             model = empty(config)
-        meta = description.meta.replace(
-            labels=choose_labels(description, changes, num_classes=config.num_classes, labels=labels), source=str(path)
-        )
+        labels = choose_labels(description, changes, config.num_classes, labels)
+        meta = description.meta.replace(labels=labels, source=str(path))
         if changes.head == "new" or config.num_classes != description.config.num_classes:
             meta = meta.for_new_head(meta.labels)
         if config.image_size != description.config.image_size:
@@ -149,18 +159,26 @@ def locate(source: str | Path) -> Path:
     """Resolve a source to a path: itself, the model of a run or of a sweep's best trial, or published weights."""
     if not str(source).strip():
         raise CheckpointError("the name of the weights is empty", hint="pass a file, a folder or a published name")
-    path = Path(source).expanduser()
-    if (path / RUN_FILE).is_file():
-        return run_model(path)
-    if (path / SWEEP_FILE).is_file():
-        return run_model(best_trial(path))
+    with parsing(source, CheckpointError):  # a name may contain a NUL
+        path = Path(source).expanduser()
+        path.exists()
+    is_run, is_sweep = (path / RUN_FILE).is_file(), (path / SWEEP_FILE).is_file()
+    if is_run or is_sweep:
+        run = path if is_run else best_trial(path)
+        if not (run / "model").is_dir():
+            hint = f"resume it with `vit train --resume {run}`"
+            raise CheckpointError("this run has not finished", where=run, hint=hint)
+        return run / "model"
     if path.exists():
         return path
-    if isinstance(source, Path) or path.is_absolute() or source.startswith((".", "~")):
-        raise CheckpointError("no such file or folder", where=path)
+    is_local = isinstance(source, Path) or path.is_absolute() or source.startswith((".", "~", "runs/"))
+    if is_local or (path.parent != Path() and path.parent.is_dir()):
+        siblings = [str(other) for other in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = nearest(str(path), siblings)
+        raise CheckpointError("no such file or folder", where=path, hint=f"did you mean {near[0]}?" if near else "")
     from vitruvian.weights import hub
 
-    return hub.resolve_source(source)
+    return hub.resolve_source(str(source))
 
 
 def run_facts(source: str | Path, data: str) -> tuple[Path, dict[str, Any]] | None:
@@ -178,19 +196,14 @@ def published_name(source: str | Path) -> str:
     return "" if Path(source).expanduser().exists() else str(source)
 
 
-def run_model(run: Path) -> Path:
-    if (run / "model").is_dir():
-        return run / "model"
-    raise CheckpointError("this run has not finished", where=run, hint=f"resume it with `vit train --resume {run}`")
-
-
 def best_trial(sweep: Path) -> Path:
     """The run with the best result of a fine-tuning sweep, which is reported on stderr."""
     record = read_object(sweep / SWEEP_FILE, raises=CheckpointError)
     metric = "mean_per_class" if record.get("metric") == "mean_per_class" else "top1"
     trials = record.get("trials")
-    tests = [t for t in trials if isinstance(t, dict) and t.get("kind") == "test"] if isinstance(trials, list) else []
-    results = {str(trial.get("folder")): trial[metric] for trial in tests if trial.get("state") == "done"}
+    with parsing(sweep / SWEEP_FILE, CheckpointError):
+        tests = [trial for trial in trials or () if trial.get("kind") == "test"]
+        results = {str(trial.get("folder")): float(trial[metric]) for trial in tests if trial.get("state") == "done"}
     if not results:
         raise CheckpointError(
             "no trial of this fine-tuning has finished", where=sweep, hint="run the same `vit finetune` to resume it"
@@ -202,7 +215,7 @@ def best_trial(sweep: Path) -> Path:
 
 
 def choose_labels(
-    description: Description, changes: Changes, *, num_classes: int, labels: Sequence[str] | None
+    description: Description, changes: Changes, num_classes: int, labels: Sequence[str] | None
 ) -> tuple[str, ...] | None:
     """The caller's labels, or those of the file if its head is kept."""
     if labels is not None:
@@ -220,28 +233,18 @@ def choose_labels(
     return stated
 
 
-def adapt(config: ModelConfig, state: Tensors, changes: Changes) -> tuple[ModelConfig, Tensors]:
-    """Change the settings and tensors of a model to another image size, patch size or head."""
-    if isinstance(config, ViTConfig):
-        config, state = resize(config, state, changes)
-    elif changes.patch_size is not None:
-        raise CheckpointError("patch_size does not apply to a ResNet")
-    elif changes.size is not None:
-        config = config.replace(image_size=changes.size)
-    return change_head(config, state, changes)
-
-
 def resize(config: ViTConfig, state: Tensors, changes: Changes) -> tuple[ViTConfig, Tensors]:
     """Resample positions and patch embedding, in the family's own way."""
     new = config.replace(
         patch_size=changes.patch_size or config.patch_size, image_size=changes.size or config.image_size
     )
-    method, square = config.numerics.position_resize, config.numerics.square_positions
-    state = dict(state)
+    method, square, state = config.numerics.position_resize, config.numerics.square_positions, dict(state)
     if new.patch_size != config.patch_size:
         state["embed.patch.weight"] = resize_patch_kernel(state["embed.patch.weight"], new.patch_size, method)
     if new.grid == config.grid:
         return new, state
+    if config.attention == "mixer":
+        raise fixed_size_error(config.grid)
     if "embed.pos_embed" in state:
         state["embed.pos_embed"] = interpolate_positions(state["embed.pos_embed"], new.grid, method, square=square)
     factors = "embed.row_pos_embed", "embed.col_pos_embed"
@@ -268,18 +271,17 @@ def change_head(config: ModelConfig, state: Tensors, changes: Changes) -> tuple[
     """
     classes = config.num_classes if changes.num_classes is None else changes.num_classes
     if changes.head == "new" and not classes:
-        raise CheckpointError(
-            f"{argument('head', 'new')} needs {argument('num_classes')}, because the file has no head"
-        )
+        reason = f"{argument('head', 'new')} needs {argument('num_classes')}, because the file has no head"
+        raise CheckpointError(reason)
     if changes.head != "new" and classes == config.num_classes:
         return config, state
-    state = {name: tensor for name, tensor in state.items() if name not in HEAD_NAMES}
+    state = {name: tensor for name, tensor in state.items() if not name.startswith(("head.", "head_dist."))}
     config = config.replace(num_classes=classes)
     if not classes:
         return config, state
     if isinstance(config, ViTConfig):
-        config = config.replace(representation_size=0, projection=False, unit_features=False)
-        state = {name: tensor for name, tensor in state.items() if name not in PRE_LOGITS_NAMES}
+        config = config.replace(representation_size=0, projection=False, projection_bias=False, unit_features=False)
+        state = {name: tensor for name, tensor in state.items() if not name.startswith("pre_logits.")}
     has_two_heads = not isinstance(config, ResNetConfig) and config.distillation
     for name in ("head", "head_dist") if has_two_heads else ("head",):
         state[f"{name}.weight"] = torch.zeros(classes, config.feature_width)
@@ -314,23 +316,75 @@ def with_merging(model: Model, r: int | Sequence[int] = 0, *, thresholds: Sequen
         raise ConfigError(
             f"{argument('tome_r')} is for Vision Transformers with their weights; this model has no tokens to merge"
         )
-    counts = r if isinstance(r, int) else tuple(r)
-    merging = with_config(model, model.config.replace(tome_r=counts, tome_thresholds=tuple(thresholds)))
-    merging.meta = model.meta.replace(cascade=None)  # its threshold was fitted to other logits
-    return merging
+    merging = {"tome_r": r if isinstance(r, int) else tuple(r), "tome_thresholds": tuple(thresholds)}
+    return without_cascade(with_config(model, model.config.replace(**merging)))  # it was fitted to other logits
 
 
 def without_cascade(model: Model) -> Model:
     """A copy of the model without its cascade; the model itself if it has none."""
     if model.meta.cascade is None:
         return model
-    plain = with_config(model, model.config)
-    plain.meta = model.meta.replace(cascade=None)
-    return plain
+    return assemble(empty(model.config), model.state_dict(), model.meta.replace(cascade=None))
 
 
 def assemble(model: Model, state: Tensors, meta: ModelMeta) -> Model:
     """Fill an empty model with its tensors and metadata, in evaluation mode."""
     model.load_state_dict({name: tensor.contiguous() for name, tensor in state.items()}, strict=True, assign=True)
     model.meta = meta
+    return model.eval()
+
+
+DECODER_TABLE = Table(
+    rows=(
+        *pairs({"embed": "embed", "norm": "norm", "pixels": "pred"}),
+        Row("mask_token", ("mask_token",)),
+        Row("pos_embed", ("pos_embed",)),
+        *vit_block_rows("blocks.{i}"),
+    ),
+    block=r"blocks\.(\d+)\.",
+)
+DECODER_NAMES = ((r"^decoder_(layers|encoder\.layer)\.", "blocks."), (r"^decoder_", ""))
+"""transformers 5 writes `decoder_encoder.layer`, others `decoder_layers`."""
+
+
+def load_autoencoder(source: str | Path) -> MaskedAutoencoder:
+    """Load MAE with its decoder, in evaluation mode.
+
+    Args:
+        source: A folder of transformers or a published name.
+
+    Raises:
+        CheckpointError: The weights have no decoder, or it cannot be read.
+    """
+    path = locate(source)
+    encoder, checkpoint = load(source), read_checkpoint(path)
+    inner = {name.removeprefix("decoder."): t for name, t in checkpoint.tensors.items() if name.startswith("decoder.")}
+    settings = checkpoint.settings.get("config.json", {})
+    if not inner or settings.get("model_type") != "vit_mae" or not isinstance(encoder, ViT):
+        raise CheckpointError("has no MAE decoder (expected a transformers folder of ViTMAEForPreTraining)", where=path)
+    try:
+        native, unused = DECODER_TABLE.read(rename(inner, DECODER_NAMES))
+        embed, fc1 = shape_of(native, "embed.weight"), shape_of(native, "blocks.0.mlp.fc1.weight")
+        if len(embed) != 2 or len(fc1) != 2:
+            raise CheckpointError("the decoder's first layer or MLP is missing")
+        decoder = ViTConfig(
+            depth=count_blocks(native, None),
+            width=embed[0],
+            mlp_dim=fc1[0],
+            num_heads=read_int(settings, "decoder_num_attention_heads", 16) or 16,
+            qkv_bias="blocks.0.attn.qkv.bias" in native,
+            pos_embed="none",
+            numerics=encoder.config.numerics,
+        )
+        model = MaskedAutoencoder(encoder, decoder, normalized_patches=bool(read_bool(settings, "norm_pix_loss")))
+        state = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
+        problems = model.load_state_dict(state | native, strict=False, assign=True)
+    except (ConfigError, RuntimeError) as error:
+        raise CheckpointError(f"the decoder cannot be read: {error}", where=path) from error
+    if unused or problems.missing_keys or problems.unexpected_keys:
+        raise CheckpointError(
+            f"names of the decoder do not fit: missing {problems.missing_keys}, "
+            f"not used {[*unused, *problems.unexpected_keys]}",
+            where=path,
+        )
     return model.eval()

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from vitruvian.catalog import find_published, resolve
-from vitruvian.config import ModelConfig, ModelMeta, Pool, Preprocess, ResNetConfig, StemConfig, ViTConfig
+from vitruvian.catalog import find_published, imagenet_labels, resolve
+from vitruvian.config import ModelConfig, ModelMeta, Preprocess, ResNetConfig, StemConfig, ViTConfig
 from vitruvian.errors import CheckpointError, UnknownNameError, argument
 from vitruvian.model.build import Model, empty
 from vitruvian.settings import Size, as_size
 from vitruvian.text import brief
 from vitruvian.weights.checkpoint_files import Checkpoint
-from vitruvian.weights.description import Description, describe_native, is_native
-from vitruvian.weights.families.family import Facts, Family, first_match
+from vitruvian.weights.description import Description, describe_native, fingerprint, is_native
+from vitruvian.weights.families.family import Facts, Family, check_settings, first_match
 from vitruvian.weights.families.registry import recognize
-from vitruvian.weights.families.tables import POSITIONS, Reading, Tensors, find_grid, split_positions
+from vitruvian.weights.families.tables import POSITIONS, Tensors, split_positions
 from vitruvian.weights.families.timm_config import rows
 
 
@@ -28,14 +31,11 @@ class LoadHints:
 
     num_heads: int | None = None
     grid: Size | None = None
-    image_size: Size | None = None
-    """The requested size; it determines the grid if nothing else does."""
+    image_size: Size | None = None  # the requested size; it determines the grid if nothing else does
     family: str | None = None
-    config: ModelConfig | str | None = None
-    """Settings, or the name of a variant, for a state dict of our own model."""
+    config: ModelConfig | str | None = None  # settings, or the name of a variant, for a state dict of our own model
     preprocess: Preprocess | None = None
-    name: str = ""
-    """The name of published weights; empty for a file."""
+    name: str = ""  # the name of published weights; empty for a file
 
     def __post_init__(self) -> None:
         if self.grid is not None:
@@ -53,27 +53,41 @@ def parse_checkpoint(checkpoint: Checkpoint, hints: LoadHints) -> tuple[str, Des
         if hints.config not in rows():
             raise UnknownNameError("timm architecture", hints.config, rows())
         checkpoint = replace(checkpoint, settings={"config.json": {"architecture": hints.config}})
-    checkpoint = replace(checkpoint, parsed=family.parse_settings(checkpoint))
     tensors = family.to_table_names(checkpoint.tensors)
     if len(tensors) < len(checkpoint.tensors):
         raise CheckpointError("some arrays are stored twice, under an older and a newer name")
     tensors = family.join_arrays(tensors, checkpoint)
-    reading = family.table.read(tensors)
-    reading = replace(reading, native=unread_token_as_register(reading.native))
-    embedded = None if hints.family else family.embedded_description(checkpoint)
+    state, unused = family.table.read(tensors)
+    if "embed.dist_token" in state and "head.weight" in state and "head_dist.weight" not in state:
+        # a DeiT fine-tuned without a teacher: its distillation token has no head, like a register
+        state["embed.reg_tokens"] = state.pop("embed.dist_token")
+    embedded = None if hints.family else embedded_description(checkpoint, family)
     if embedded is not None:
         description = Description.from_json(embedded, "the embedded description")
         check_hints(description.config, hints)
-        reading = replace(reading, native=family.restore(reading.native, description.config))
-        check_description(description.config, reading.native, hint="pass family= to ignore the description in the file")
+        state = family.restore(state, description.config)
+        check_description(description.config, state, hint="pass family= to ignore the description in the file")
     else:
-        check_architecture(tensors, family.refused_parts(checkpoint))
-        description = describe(checkpoint, family, tensors=tensors, reading=reading, hints=hints)
-    config = description.config
-    state = split_positions(reading.native, config) if isinstance(config, ViTConfig) else reading.native
-    model = empty(config)
-    check_names(model, state, family=family, reading=reading)
+        description = describe(checkpoint, family, tensors, (state, unused), hints)
+    if isinstance(description.config, ViTConfig):
+        state = split_positions(state, description.config)
+    model = empty(description.config)
+    check_names(model, state, family, tensors, unused)
     return family.name, description, model, state
+
+
+def embedded_description(checkpoint: Checkpoint, family: Family[Any]) -> Any:
+    """The description that `save` embedded in the file, as JSON, or None.
+
+    In a folder it is valid only while the JSON files written with it are unchanged.
+    """
+    description = checkpoint.embedded
+    hashes = description.get("files", {}) if isinstance(description, dict) else {}
+    is_alone = family.name == "huggingface" and not hashes  # a folder without its JSON files
+    if is_alone or not isinstance(hashes, dict):
+        return None
+    changed = any(fingerprint(checkpoint.settings.get(name)) != value for name, value in hashes.items())
+    return None if changed else description
 
 
 def parse_native(checkpoint: Checkpoint, hints: LoadHints) -> tuple[str, Description, Model, Tensors]:
@@ -87,7 +101,12 @@ def parse_native(checkpoint: Checkpoint, hints: LoadHints) -> tuple[str, Descrip
                 hint="add them with `vit convert FILE FOLDER --to native --config ViT-B/16`; in Python, pass "
                 "config=model.config or config='ViT-B/16', or write a folder with vt.save(model, 'folder')",
             )
-        config = fit_state_dict(hints.config, state)
+        config = resolve(hints.config) if isinstance(hints.config, str) else hints.config
+        config = config.replace(num_classes=len(state.get("head.weight", ())))
+        positions = state.get("embed.pos_embed")
+        if isinstance(config, ViTConfig) and positions is not None and positions.dim() == 3:
+            size = positions.shape[0] * config.stride, positions.shape[1] * config.stride
+            config = config.replace(image_size=size)
         preprocess = hints.preprocess or Preprocess(image_size=config.image_size)
         meta = ModelMeta(preprocess=preprocess, origin=f"state dict {checkpoint.path.name}")
         description = Description(config=config, meta=meta)
@@ -100,77 +119,58 @@ def parse_native(checkpoint: Checkpoint, hints: LoadHints) -> tuple[str, Descrip
     return "native", description, model, state
 
 
-def fit_state_dict(config: ModelConfig | str, state: Tensors) -> ModelConfig:
-    """The caller's settings with the head and the grid of the tensors."""
-    config = resolve(config) if isinstance(config, str) else config
-    head = state.get("head.weight")
-    config = config.replace(num_classes=0 if head is None else len(head))
-    positions = state.get("embed.pos_embed")
-    if isinstance(config, ViTConfig) and positions is not None and positions.dim() == 3:
-        rows, columns = positions.shape[0] * config.stride, positions.shape[1] * config.stride
-        config = config.replace(image_size=(rows, columns))
-    return config
-
-
 def describe(
-    checkpoint: Checkpoint, family: Family, *, tensors: Tensors, reading: Reading, hints: LoadHints
+    checkpoint: Checkpoint, family: Family[Any], tensors: Tensors, reading: tuple[Tensors, list[str]], hints: LoadHints
 ) -> Description:
-    """Describe a file without an embedded description by its arrays, its JSON files and its family's defaults."""
-    if not {"embed.patch.weight", "root.weight"} & reading.native.keys():
+    """Describe a file without an embedded description by its arrays, its JSON files and its family's defaults.
+
+    `tensors` have the names of the family's table, which read them as `reading`.
+    """
+    native, unused = reading
+    if not {"embed.patch.weight", "root.weight"} & native.keys():
         raise CheckpointError(f"{family.name} weights without {family.anchor!r}")
     facts = family.facts(checkpoint, tensors)
-    config = infer_config(
-        reading.native, facts, num_heads=hints.num_heads, grid=hints.grid, image_size=hints.image_size
-    )
+    config = infer_config(native, facts, hints)
     check_hints(config, hints)
     preprocess = hints.preprocess or family.stated_preprocess(checkpoint, config)
-    assumed = []
-    if isinstance(config, ViTConfig) and facts.num_heads is None and hints.num_heads is None:
-        assumed.append(f"num_heads={config.num_heads}")
-    is_stated = facts.image_size or hints.grid  # if not, rows * columns + 1 of an oblong grid may be a square
-    if isinstance(config, ViTConfig) and config.cls_token and not config.cls_pos_embed and not is_stated:
-        assumed.append(f"grid={config.grid[0]}x{config.grid[1]} without a position of the class token")
-    is_silent = not facts.settings if family.name == "timm" else "config.json" not in checkpoint.settings
-    if isinstance(config, ViTConfig) and family.name in ("timm", "huggingface") and is_silent:
-        assumed.append(f"gelu={config.numerics.gelu!r}")
+    assumed, is_huggingface = [], family.name == "huggingface"
+    if isinstance(config, ViTConfig):
+        if facts.num_heads is None and hints.num_heads is None:
+            assumed.append(f"num_heads={config.num_heads}")
+        is_stated = facts.image_size or hints.grid  # if not, rows * columns + 1 of an oblong grid may be a square
+        if config.cls_token and not config.cls_pos_embed and not is_stated:
+            assumed.append(f"grid={config.grid[0]}x{config.grid[1]} without a position of the class token")
+        is_silent = is_huggingface and "config.json" not in checkpoint.settings
+        if is_silent or (family.name == "timm" and not facts.settings):
+            assumed.append(f"gelu={config.numerics.gelu!r}")
     if preprocess is None:
         preprocess = family.default_preprocess(checkpoint, config)
         if preprocess is not None:
             assumed.append(f"preprocess={preprocess.summary()}")
-    ignored = [f"{name} ({reason})" for name in reading.unused if (reason := first_match(name, family.ignored))]
+    ignored = [f"{name} ({reason})" for name in unused if (reason := first_match(name, family.ignored))]
     origin = f"{family.name} weights from {hints.name or checkpoint.path.name}"
     if ignored or checkpoint.other_entries:
         origin += f"; not used: {brief([*ignored, *checkpoint.other_entries])}"
     if assumed and find_published(hints.name) is None:
         origin += f"; assumed: {', '.join(assumed)}"
-        warn_once(
-            f"{checkpoint.path}: assuming {' and '.join(assumed)}, {family.name}'s default; the file does not say"
-        )
+        warn_once(checkpoint.path, f"assuming {' and '.join(assumed)}, {family.name}'s default; the file does not say")
     if doubt := family.doubt(checkpoint, config):
-        warn_once(f"{checkpoint.path}: {doubt}")
+        warn_once(checkpoint.path, doubt)
+    # published heads of 1000 classes are ImageNet-1k's; transformers names the classes, or has LABEL_0 and so on
+    labels = imagenet_labels() if config.num_classes == 1000 and not is_huggingface else None
     meta = ModelMeta(
         preprocess=preprocess or Preprocess(image_size=config.image_size, stated=False),
-        labels=(facts.labels or family.default_labels(config.num_classes)) if config.num_classes else None,
+        labels=(facts.labels or labels) if config.num_classes else None,
         origin=origin,
-        known_as=family.known_as(checkpoint),
+        known_as=facts.known_as,
     )
     return Description(config=config, meta=meta)
 
 
 @cache
-def warn_once(text: str) -> None:
-    """Log a warning, each text only once."""
-    logging.getLogger("vitruvian").warning(text)
-
-
-def unread_token_as_register(native_tensors: Tensors) -> Tensors:
-    """Rename a distillation token without a head (DeiT fine-tuned without a teacher) to a register."""
-    names = native_tensors.keys()
-    if "embed.dist_token" not in names or "head.weight" not in names or "head_dist.weight" in names:
-        return native_tensors
-    changed = dict(native_tensors)
-    changed["embed.reg_tokens"] = changed.pop("embed.dist_token")
-    return changed
+def warn_once(path: Path, text: str) -> None:
+    """Log a warning about a file, each only once; commands print it once per file (`vitruvian.cli.options`)."""
+    logging.getLogger("vitruvian").warning(f"{path}: {text}", extra={"file": path})
 
 
 def check_hints(config: ModelConfig, hints: LoadHints) -> None:
@@ -184,36 +184,45 @@ def check_hints(config: ModelConfig, hints: LoadHints) -> None:
         raise CheckpointError(f"grid={hints.grid} contradicts the file, which says {config.grid[0]}x{config.grid[1]}")
 
 
-def check_description(config: ModelConfig, tensors: Tensors, hint: str = "") -> None:
+def check_description(config: ModelConfig, native: Tensors, hint: str = "") -> None:
     """Raise if the tensors have another shape than described; this also bounds the size of the model."""
-    reasons = contradictions(config, tensors)
+    is_resnet, reasons, settings = isinstance(config, ResNetConfig), list[str](), dict[str, tuple[Any, Any]]()
+    if ("root.weight" if is_resnet else "embed.patch.weight") not in native:
+        reasons.append(f"it describes a {'ResNet' if is_resnet else 'Vision Transformer'}")
+    elif isinstance(config, ResNetConfig):
+        resnet = infer_resnet(native)
+        settings = {name: (getattr(config, name), getattr(resnet, name)) for name in ("stages", "width", "num_classes")}
+    else:
+        shape = read_shape(native, Facts(numerics=config.numerics))
+        names = ("depth", "width", "mlp_dim", "patch_size", "in_channels", "num_classes")
+        settings = {name: (getattr(config, name), shape[name]) for name in names}
+        settings["stages of the stem"] = config.stem and config.stem.stages, shape["stem"] and shape["stem"].stages
+    for name, (stated, actual) in settings.items():
+        if stated != actual:
+            reasons.append(f"{name} is {stated}, the tensors have {actual}")
     if reasons:
         raise CheckpointError(f"the description does not fit the tensors: {'; '.join(reasons)}", hint=hint)
 
 
-def check_architecture(tensors: Tensors, refused: dict[str, str]) -> None:
-    """Raise for parts whose activation, epsilon and rotations depend on an architecture that is not stated."""
-    for part, what in refused.items():
-        match = next((name for name in tensors if part in name), None)
-        if match:
-            raise CheckpointError(
-                f"the weights have {what} ({match!r}), but no known architecture is stated",
-                hint=f"keep timm's config.json beside them, or pass {argument('config')} with the name of the "
-                "architecture (`vit convert --config` does)",
-            )
+def check_names(
+    model: Model,
+    state: Tensors,
+    family: Family[Any] | None = None,
+    tensors: Collection[str] = (),
+    unused: Sequence[str] = (),
+) -> None:
+    """Raise unless every name is used, every parameter is present, and all shapes fit.
 
-
-def check_names(model: Model, state: Tensors, *, family: Family | None = None, reading: Reading | None = None) -> None:
-    """Raise unless every name is used, every parameter is present, and all shapes fit."""
+    A family's error messages have the names of its `tensors`, of which some are `unused`.
+    """
     expected = model.state_dict()
     missing = [name for name in expected if name not in state]
     surplus = [name for name in state if name not in expected]
-    if family is not None and reading is not None:
+    if family is not None:
         missing = [POSITIONS if "pos_embed" in name else name for name in missing]  # still one array in the file
-        present = {*reading.used, *reading.unused}
-        missing = [name for name in family.table.foreign_names(missing, model.config) if name not in present]
+        missing = [name for name in family.table.foreign_names(missing, model.config) if name not in tensors]
         surplus = family.table.foreign_names(surplus, model.config)
-        surplus += [name for name in reading.unused if first_match(name, family.ignored) is None]
+        surplus += [name for name in unused if first_match(name, family.ignored) is None]
     missing = list(dict.fromkeys(missing))
     if missing or surplus:
         raise CheckpointError(
@@ -221,90 +230,85 @@ def check_names(model: Model, state: Tensors, *, family: Family | None = None, r
             f"{len(missing)} not found: {brief(missing)}; {len(surplus)} not used: {brief(surplus)}"
         )
     for name, tensor in state.items():
-        names = family.table.foreign_names([name], model.config) if family else [name]
-        if tensor.shape != expected[name].shape:
-            raise CheckpointError(
-                f"{' + '.join(map(repr, names))} has shape {tuple(tensor.shape)} in our layout, "
-                f"the model expects {tuple(expected[name].shape)}"
-            )
-        if not tensor.is_floating_point():
-            raise CheckpointError(f"{' + '.join(map(repr, names))} has dtype {tensor.dtype}, not floating point")
+        problem, shape = "", tuple(expected[name].shape)
+        if tensor.shape != shape:
+            problem = f"has shape {tuple(tensor.shape)} in our layout, the model expects {shape}"
+        elif not tensor.is_floating_point():
+            problem = f"has dtype {tensor.dtype}, not floating point"
+        if problem:
+            names = family.table.foreign_names([name], model.config) if family else [name]
+            raise CheckpointError(f"{' + '.join(map(repr, names))} {problem}")
 
 
 HEADS = {width: width // 64 for width in (192, 384, 512, 640, 768, 896, 1024, 1536)}
 HEADS |= dict.fromkeys((1152, 1280, 1408, 1664, 1792), 16)
 """Number of heads of the published models by width: 64 channels per head, except for So400m, H, g and G."""
+MIXING = "blocks.0.attn.fc1.weight"  # (hidden, patches), of an MLP-Mixer only
+DEFAULT_SIDE = 224  # image side of a model without any array that depends on it
 
-DEFAULT_SIDE = 224
-"""Image side of a model without any array that depends on it."""
 
-
-def infer_config(
-    native: Tensors, facts: Facts, *, num_heads: int | None, grid: Size | None, image_size: Size | None
-) -> ModelConfig:
-    """The settings of a model with these tensors.
-
-    `num_heads` and `grid` are the caller's hints; `image_size`, the requested size, determines the grid if neither the
-    file nor `grid` does.
-    """
+def infer_config(native: Tensors, facts: Facts, hints: LoadHints) -> ModelConfig:
+    """The settings of a model with these tensors."""
     if "root.weight" in native:
         config = infer_resnet(native).replace(**facts.settings)
         return config.replace(image_size=facts.image_size or config.image_size)
     shape = read_shape(native, facts)
-    width, stem = shape["width"], shape["stem"]
+    stem, size = shape["stem"], facts.image_size  # a requested size is not trimmed: it must be a multiple of the patch
     stride = shape["patch_size"] * (stem.stride if stem else 1)
-    rows, columns = trained_grid(native, facts, stride=stride, grid=grid, image_size=image_size)
+    rows, columns = trained_grid(native, facts, hints, stride)
     positions = native.get(POSITIONS)
     count = positions.shape[1] if positions is not None and positions.dim() == 3 else 0
     before = shape["cls_token"] + shape["distillation"]
-    size = facts.image_size  # a requested size is not trimmed: it must be a multiple of the patch
     covered = (rows * stride, columns * stride)
+    is_fixed = positions is None and facts.fixed_positions
     trim = size is not None and size != covered and as_grid(size, stride) == (rows, columns) and stem is None
     settings: dict[str, Any] = {
         **shape,
         "image_size": size if trim else covered,
         "trim": trim,
-        "num_heads": find_heads(width, num_heads, facts.num_heads),
-        "pos_embed": "sincos" if positions is None and facts.fixed_positions else "learned",
+        "num_heads": find_heads(shape["width"], hints.num_heads, facts.num_heads),
+        "pos_embed": "none" if shape["mixer_dim"] else "sincos" if is_fixed else "learned",
         "cls_pos_embed": not before or count - rows * columns >= before,
         "norm_after_pool": facts.norm_after_pool,
         "numerics": facts.numerics,
+        **facts.settings,
     }
-    settings |= facts.settings
-    for name, stated in facts.stated.items():
-        if stated not in (None, settings[name]):
-            raise CheckpointError(f"the settings say {name}={stated}, the arrays have {settings[name]}")
+    check_settings(facts.stated, settings)
     return ViTConfig(**settings)
 
 
 def read_shape(native: Tensors, facts: Facts) -> dict[str, Any]:
     """The settings that shapes determine."""
-    width, inputs, patch_size = patch_shape(native)
-    stem = infer_stem(native, facts)
-    layers = count_blocks(native, facts.depth)
+    patch = shape_of(native, "embed.patch.weight")
+    if len(patch) != 4 or patch[2] != patch[3]:
+        raise CheckpointError(f"the patch embedding has shape {patch}, only square patches are supported")
+    width, stem = patch[0], infer_stem(native, facts)
     pre_logits, head = shape_of(native, "pre_logits.weight"), shape_of(native, "head.weight")
     fc1, fc2 = shape_of(native, "blocks.0.mlp.fc1.weight"), shape_of(native, "blocks.0.mlp.fc2.weight")
     mlp_width = fc2[1] if len(fc2) == 2 else fc1[0] if fc1 else 1
     root = shape_of(native, "embed.stem.root.weight") or shape_of(native, "embed.stem.root.0.conv.weight")
     pool_mlp = shape_of(native, "attn_pool.mlp.fc1.weight")
     reads = pre_logits[1] if len(pre_logits) == 2 else head[1] if len(head) == 2 else width
-    distilled = "embed.dist_token" in native
-    out = shape_of(native, "blocks.0.attn.proj.weight")
+    out, mixing = shape_of(native, "blocks.0.attn.proj.weight"), shape_of(native, MIXING)
+    pool = "token_mean" if reads == 2 * width else "token"
+    if "embed.cls_token" not in native or facts.norm_after_pool:
+        pool = "mean"
     return {
-        "patch_size": patch_size,
-        "in_channels": root[1] if len(root) == 4 else inputs,
+        "patch_size": patch[2],
+        "in_channels": root[1] if len(root) == 4 else patch[1],
         "num_classes": head[0] if head else 0,
-        "depth": layers,
+        "depth": count_blocks(native, facts.depth),
         "width": width,
         "mlp_dim": mlp_width,
-        "attn_dim": out[1] if len(out) == 2 and out[1] != width else 0,
-        "pool": infer_pool(native, facts, two_halves=reads == 2 * width),
+        "attn_dim": out[1] if len(out) == 2 and out[1] != width and not mixing else 0,
+        "mixer_dim": mixing[0] if mixing else 0,
+        "pool": "map" if "attn_pool.probe" in native else pool,
         "cls_token": "embed.cls_token" in native,
-        "distillation": distilled,
-        "reg_tokens": shape_of(native, "embed.reg_tokens")[1] if len(shape_of(native, "embed.reg_tokens")) == 3 else 0,
+        "distillation": "embed.dist_token" in native,
+        "reg_tokens": count_registers(native),
         "representation_size": pre_logits[0] if pre_logits else 0,
         "mlp": "swiglu" if fc1 and fc1[0] == 2 * mlp_width else "gelu",
-        "qkv_bias": "blocks.0.attn.qkv.bias" in native,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in native or bool(mixing),
         "layer_scale": "blocks.0.ls1" in native,
         "patch_norm": "embed.patch_norm.weight" in native,
         "pre_norm": "embed.norm.weight" in native,
@@ -314,36 +318,19 @@ def read_shape(native: Tensors, facts: Facts) -> dict[str, Any]:
         "mlp_norm": "blocks.0.mlp.norm.weight" in native,
         "pool_mlp_dim": pool_mlp[0] if pool_mlp and pool_mlp[0] != mlp_width else 0,
         "dense_bias": any(name.endswith(".attn.proj.bias") for name in native),
-        "attention": "differential" if "blocks.0.attn.subtracted" in native else "softmax",
+        "attention": "mixer" if mixing else "differential" if "blocks.0.attn.subtracted" in native else "softmax",
         "stem": stem,
     }
 
 
-def infer_pool(native: Tensors, facts: Facts, *, two_halves: bool) -> Pool:
-    if "attn_pool.probe" in native:
-        return "map"
-    if "embed.cls_token" not in native or facts.norm_after_pool:
-        return "mean"
-    return "token_mean" if two_halves else "token"
-
-
-def patch_shape(native: Tensors) -> tuple[int, int, int]:
-    """Width, input channels and side of the patch embedding."""
-    shape = shape_of(native, "embed.patch.weight")
-    if len(shape) != 4 or shape[2] != shape[3]:
-        raise CheckpointError(f"the patch embedding has shape {shape}, only square patches are supported")
-    return shape[0], shape[1], shape[2]
-
-
 def infer_stem(native: Tensors, facts: Facts) -> StemConfig | None:
     root, deep = shape_of(native, "embed.stem.root.weight"), shape_of(native, "embed.stem.root.0.conv.weight")
-    if deep:
-        last = shape_of(native, "embed.stem.root.2.conv.weight")
-        stages = count_units(native, "embed.stem.stages.")
-        return StemConfig(stages=stages, width=(last or deep)[0], style="resnet_d" if last else "mobile_clip")
-    if not root:
+    if not root and not deep:
         return None
     stages = count_units(native, "embed.stem.stages.")
+    if deep:
+        last = shape_of(native, "embed.stem.root.2.conv.weight")
+        return StemConfig(stages=stages, width=(last or deep)[0], style="resnet_d" if last else "mobile_clip")
     plain = [shape_of(native, f"embed.stem.stages.{stage}.0.conv.weight") for stage in range(len(stages))]
     if all(plain) and plain:
         widths = tuple(shape[0] for shape in plain)
@@ -360,24 +347,36 @@ def infer_resnet(native: Tensors) -> ResNetConfig:
     return ResNetConfig(in_channels=root[1], num_classes=head[0] if head else 0, stages=stages, width=root[0])
 
 
-def trained_grid(native: Tensors, facts: Facts, *, stride: int, grid: Size | None, image_size: Size | None) -> Size:
-    """Rows and columns of the grid for which the positions were trained."""
-    known = as_grid(facts.image_size, stride)
-    if known and grid and known != grid:
-        raise CheckpointError(f"grid={grid} contradicts the file, which says {known[0]}x{known[1]}")
-    requested = as_grid(image_size, stride)
-    positions = native.get(POSITIONS)
-    if positions is None:
+def trained_grid(native: Tensors, facts: Facts, hints: LoadHints, stride: int) -> Size:
+    """Rows and columns of the grid for which the positions were trained.
+
+    Taken from the caller or the file if stated, else a square, else the grid of the requested image size. The rows of
+    the position array may include all tokens before the patches, all but the registers, or none, tried in this order.
+    """
+    known, requested = as_grid(facts.image_size, stride), as_grid(hints.image_size, stride)
+    if known and hints.grid and known != hints.grid:
+        raise CheckpointError(f"grid={hints.grid} contradicts the file, which says {known[0]}x{known[1]}")
+    grid, positions, mixing = hints.grid or known, native.get(POSITIONS), shape_of(native, MIXING)
+    if positions is None and not mixing:
         side = max(1, round(DEFAULT_SIDE / stride))
-        return grid or known or requested or (side, side)
-    tokens = ("embed.cls_token" in native) + ("embed.dist_token" in native)
-    registers = shape_of(native, "embed.reg_tokens")
-    return find_grid(
-        positions.shape[1] if positions.dim() == 3 else 0,
-        tokens=tokens,
-        reg_tokens=registers[1] if len(registers) == 3 else 0,
-        grid=grid or known,
-        image_grid=requested,
+        return grid or requested or (side, side)
+    total = mixing[-1] if mixing else positions.shape[1] if positions is not None and positions.dim() == 3 else 0
+    patches = total - ("embed.cls_token" in native) - ("embed.dist_token" in native)
+    counts = [patches, patches - count_registers(native), total]
+    if grid is not None:
+        if grid[0] * grid[1] not in counts:
+            raise CheckpointError(f"a grid of {grid[0]}x{grid[1]} does not fit the {patches} positions in the file")
+        return grid
+    for count in counts:
+        side = math.isqrt(max(count, 0))
+        if side and side * side == count:
+            return side, side
+        if requested is not None and requested[0] * requested[1] == count:
+            return requested
+    grids = [f"{rows}x{patches // rows}" for rows in range(2, patches // 2 + 1) if patches % rows == 0]
+    raise CheckpointError(
+        f"{patches} positions are not a square grid and the file does not state its shape",
+        hint=f"pass grid=(rows, columns), one of {', '.join(grids) or 'none possible'}",
     )
 
 
@@ -387,18 +386,15 @@ def as_grid(size: Size | None, stride: int) -> Size | None:
 
 def find_heads(width: int, asked: int | None, stated: int | None) -> int:
     """The number of heads: stated by the file, else by the caller, else that of published models of this width."""
-    if stated is not None:
-        if asked not in (None, stated):
-            raise CheckpointError(f"{argument('num_heads', asked)} contradicts the file, which has {stated} heads")
-        return stated
-    if asked is not None:
-        return asked
-    if width in HEADS:
-        return HEADS[width]
-    raise CheckpointError(
-        f"the file does not state the number of heads, and no published model has width {width}",
-        hint=f"pass {argument('num_heads')}",
-    )
+    if stated is not None and asked not in (None, stated):
+        raise CheckpointError(f"{argument('num_heads', asked)} contradicts the file, which has {stated} heads")
+    heads = next((count for count in (stated, asked, HEADS.get(width)) if count is not None), None)
+    if heads is None:
+        raise CheckpointError(
+            f"the file does not state the number of heads, and no published model has width {width}",
+            hint=f"pass {argument('num_heads')}",
+        )
+    return heads
 
 
 def count_blocks(native: Tensors, stated: int | None) -> int:
@@ -423,27 +419,11 @@ def count_units(native: Tensors, prefix: str) -> tuple[int, ...]:
     return tuple(1 + max((u for s, u in units if s == stage), default=-1) for stage in range(stages))
 
 
+def count_registers(native: Tensors) -> int:
+    shape = shape_of(native, "embed.reg_tokens")
+    return shape[1] if len(shape) == 3 else 0
+
+
 def shape_of(native: Tensors, name: str) -> tuple[int, ...]:
     """A tensor's shape, or () if it is missing."""
     return tuple(native[name].shape) if name in native else ()
-
-
-def contradictions(config: ModelConfig, native: Tensors) -> list[str]:
-    """Settings in which a description differs from the tensors."""
-    if isinstance(config, ResNetConfig):
-        if "root.weight" not in native:
-            return ["it describes a ResNet"]
-        resnet = infer_resnet(native)
-        actual: dict[str, Any] = {name: getattr(resnet, name) for name in ("stages", "width", "num_classes")}
-    else:
-        if "embed.patch.weight" not in native:
-            return ["it describes a Vision Transformer"]
-        shape = read_shape(native, Facts(numerics=config.numerics))
-        names = ("depth", "width", "mlp_dim", "patch_size", "in_channels", "num_classes")
-        actual = {name: shape[name] for name in names} | {"stages of the stem": shape["stem"] and shape["stem"].stages}
-    stated = {name: getattr(config, name, None) for name in actual}
-    if isinstance(config, ViTConfig):
-        stated["stages of the stem"] = config.stem and config.stem.stages
-    return [
-        f"{name} is {stated[name]}, the tensors have {actual[name]}" for name in actual if stated[name] != actual[name]
-    ]

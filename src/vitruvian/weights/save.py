@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vitruvian.config import ModelConfig, Preprocess, ResNetConfig, ViTConfig
+from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.errors import ConversionError, argument
 from vitruvian.files import atomic_path, json_bytes
 from vitruvian.model.build import Model
 from vitruvian.weights.checkpoint_files import write_tensors
 from vitruvian.weights.description import Description, fingerprint
 from vitruvian.weights.families.family import Family
-from vitruvian.weights.families.registry import check_writer, suffixes_of, writer, writes_folders
+from vitruvian.weights.families.registry import check_writer, suffixes_of, writer
 from vitruvian.weights.families.tables import Tensors
 from vitruvian.weights.families.text_towers import TextWeights, read_text_tower, tokenizer_files, write_text
 
@@ -39,27 +39,21 @@ def save(model: Model, path: str | Path, family: str = "native", *, half: bool =
     """
     check_writer(family)
     destination = Path(path).expanduser()
-    tower = load_text_tower(model) if text else None
+    tower = read_text_tower(Path(model.meta.source)) if text and model.meta.source else None
+    if text and tower is None:
+        reason = "the weights that this model was loaded from have no text tower"
+        raise ConversionError(f"{argument('text', True)}: {reason}")
     with atomic_path(check_destination(destination, family)) as new:
         write(model, new, family, half=half, text=tower)
 
 
-def load_text_tower(model: Model) -> TextWeights:
-    tower = read_text_tower(Path(model.meta.source)) if model.meta.source else None
-    if tower is None:
-        raise ConversionError(
-            f"{argument('text', True)}: the weights that this model was loaded from have no text tower"
-        )
-    return tower
-
-
-FILE_SUFFIXES = (".safetensors", ".npz", ".pth")
-"""Suffixes that are refused for a folder."""
+FILE_SUFFIXES = (".safetensors", ".npz", ".pth")  # refused for a folder
 
 
 def check_destination(path: Path, family: str) -> Path:
     """Return `path` if it is a valid name for this family's weights, else raise."""
-    suffixes, folders = suffixes_of(family), writes_folders(family)
+    suffixes = suffixes_of(family)
+    folders = not suffixes or family == "timm"
     if path.suffix in suffixes and not path.is_dir():
         return path
     if folders and not path.is_file() and path.suffix not in FILE_SUFFIXES:
@@ -76,26 +70,33 @@ def write(model: Model, path: Path, family: str, *, half: bool = False, text: Te
     if labels is not None and len(labels) != classes:
         raise ConversionError(f"the model has {classes} classes but {len(labels)} labels")
     description = Description.of(model)
+    header = description.to_json()
     state = {name: tensor.detach().cpu().float() for name, tensor in model.state_dict().items()}
     state = to_half(state) if half else state
     if text is not None and family != "huggingface":
         raise ConversionError(f"{family} cannot store a text tower; huggingface can")
     if family == "native":
-        write_native(path, state, description)
-        return []
+        return write_folder(path, state, header, {"config.json": header | {"header": fingerprint(header)}})
     member = writer(family, model, path)
-    obstacles = list(member.obstacles(model.config))
+    if isinstance(model.config, ResNetConfig) and family not in ("google", "timm"):
+        obstacles = [f"{family} has Vision Transformers only, this is a ResNet"]
+    else:
+        obstacles = member.obstacles(model.config)
     if obstacles:
         raise ConversionError(f"{family} cannot express this model: {'; '.join(obstacles)}")
-    tensors = foreign_tensors(member, state, model.config)
-    stated = member.json_files(model.config, model.meta.labels, model.meta.preprocess)
+    if isinstance(model.config, ViTConfig):
+        state = member.write_positions(state, model.config)
+    tensors = member.table.write(member.rename_parameters(state, model.config), model.config)
+    tensors = member.from_table_names(tensors, model.config)
+    stated = member.json_files(model.config, model.meta)
     if text is not None:
         added = write_text(member, model.config, stated, text)
         tensors |= to_half(added) if half else added
     if path.suffix in suffixes_of(family):
-        notes = write_tensors(path, tensors, description.to_json(), stated.get("config.json"))
+        notes = write_tensors(path, tensors, header, stated.get("config.json"))
     else:
-        notes = write_folder(path, tensors, description, stated)
+        hashes = {name: fingerprint(content) for name, content in stated.items()}
+        notes = write_folder(path, tensors, header | {"files": hashes}, stated)
         for file in tokenizer_files(text):
             shutil.copyfile(file, path / file.name)
     return [*notes, *reader_notes(member, description)]
@@ -106,36 +107,20 @@ def to_half(state: Tensors) -> Tensors:
     rounded = {name: tensor.half() if tensor.dim() > 1 else tensor for name, tensor in state.items()}
     broken = next((name for name, tensor in rounded.items() if not tensor.isfinite().all()), None)
     if broken is not None:
-        raise ConversionError(
-            f"{argument('half', True)}: {broken!r} has values beyond float16's 65,504", hint="save it in float32"
-        )
+        reason = f"{argument('half', True)}: {broken!r} has values beyond float16's 65,504"
+        raise ConversionError(reason, hint="save it in float32")
     return rounded
 
 
-def foreign_tensors(member: Family, state: Tensors, config: ModelConfig) -> Tensors:
-    """Convert tensors to a family's names and layouts."""
-    if isinstance(config, ViTConfig):
-        state = member.write_positions(state, config)
-    return member.from_table_names(member.table.write(member.rename_parameters(state, config), config), config)
-
-
-def write_native(path: Path, state: Tensors, description: Description) -> None:
+def write_folder(path: Path, tensors: Tensors, header: dict[str, Any], files: dict[str, Any]) -> list[str]:
+    """Write weights with an embedded description, and the JSON files of their family."""
     path.mkdir()
-    header = description.to_json()
-    write_tensors(path / "model.safetensors", state, header)
-    (path / "config.json").write_bytes(json_bytes(header | {"header": fingerprint(header)}))
-
-
-def write_folder(path: Path, tensors: Tensors, description: Description, stated: dict[str, Any]) -> list[str]:
-    """Write a folder with the JSON files of its family."""
-    path.mkdir()
-    for name, content in stated.items():
+    for name, content in files.items():
         (path / name).write_bytes(json_bytes(content))
-    hashes = {name: fingerprint(content) for name, content in stated.items()}
-    return write_tensors(path / "model.safetensors", tensors, description.to_json() | {"files": hashes})
+    return write_tensors(path / "model.safetensors", tensors, header)
 
 
-def reader_notes(member: Family, description: Description) -> Iterator[str]:
+def reader_notes(member: Family[Any], description: Description) -> Iterator[str]:
     """Differences that other libraries have with these weights, because the file cannot state them."""
     config = description.config
     if isinstance(config, ResNetConfig):
@@ -162,13 +147,7 @@ def reader_notes(member: Family, description: Description) -> Iterator[str]:
         yield f"other libraries do not divide the logits by this model's temperature {description.meta.temperature:.4g}"
     preprocess = description.meta.preprocess
     read = member.reader_preprocess(config, preprocess) if preprocess.stated else preprocess
-    if read != preprocess:
-        yield f"other libraries may preprocess differently: {differences(read, preprocess)}"
-
-
-def differences(theirs: Preprocess, ours: Preprocess) -> str:
-    """Settings in which two preprocessings differ, as `fit squash (this model: crop), ...`."""
-    pairs = zip(theirs.to_json().items(), ours.to_json().values())
-    return ", ".join(
-        f"{name} {value} (this model: {our_value})" for (name, value), our_value in pairs if value != our_value
-    )
+    pairs = zip(read.to_json().items(), preprocess.to_json().values())
+    changes = [f"{name} {theirs} (this model: {ours})" for (name, theirs), ours in pairs if theirs != ours]
+    if changes:
+        yield f"other libraries may preprocess differently: {', '.join(changes)}"

@@ -8,19 +8,23 @@ import importlib
 import importlib.util
 import re
 import string
+import subprocess
+import sys
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitruvian.errors import CheckpointError, ConfigError, require
-from vitruvian.files import read_object
+from vitruvian.cache import cache_folder
+from vitruvian.errors import CheckpointError, ConfigError, FileError, require
+from vitruvian.files import file_stamp, read_object, short_hash, write_json
+from vitruvian.model.text_tower import TextConfig
 from vitruvian.settings import check_choice, validate
-from vitruvian.text import printable
+from vitruvian.text import describe_error, printable
 
 # B texts, N tokens
 
@@ -30,13 +34,28 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "vocab.json",
     "merges.txt",
+    "vocab.txt",
     "bpe_simple_vocab_16e6.txt.gz",
 )
 """Files of a tokenizer that a folder may contain."""
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 """CLIP's words, each of which byte-pair encoding splits separately."""
-OPENAI_MERGES = 49_152 - 256 - 2
-"""Lines that CLIP uses of its vocabulary file."""
+CRASH_TEST = """
+import sys
+from contextlib import suppress
+from tokenizers import Tokenizer
+with suppress(ImportError):  # Windows
+    import resource
+    resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))
+tokenizer = Tokenizer.from_file(sys.argv[1])
+tokenizer.enable_truncation(16)
+tokenizer.enable_padding(length=16)
+texts = ["", "a", "A photo of a cat, 123.", "\u00fc\u00df \u65e5\u672c \U0001f600\u0301", "<|endoftext|> " * 40]
+for text in texts:
+    tokenizer.encode_batch([text])
+"""
+"""Reads a tokenizer and uses it on texts of several kinds, within 4 GiB."""
+OPENAI_MERGES = 49_152 - 256 - 2  # lines that CLIP uses of its vocabulary file
 MAX_VOCABULARY_BYTES = 2**24
 STRAIGHT_QUOTES = {ord(curly): straight for curlies, straight in (("‘’‛", "'"), ("“”‟", '"')) for curly in curlies}
 LIGATURES = "ĲĳŉǱǲǳǄǅǆǇǈǉǊǋǌﬀﬁﬂﬃﬄﬆ"
@@ -46,18 +65,15 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def basic(text: str) -> str:
-    """open_clip's basic cleaning: repair Unicode and replace HTML entities."""
-    return html.unescape(html.unescape(repair_unicode(text))).strip()
+    """open_clip's basic cleaning: repair Unicode and replace HTML entities.
 
-
-def repair_unicode(text: str) -> str:
-    """Straight quotes and composed letters of one width; with ftfy installed, also text in a wrong encoding."""
-    if text.isascii():
-        return text
-    if importlib.util.find_spec("ftfy") is not None:
-        repaired: str = importlib.import_module("ftfy").fix_text(text)
-        return repaired
-    return unicodedata.normalize("NFC", text.translate(STRAIGHT_QUOTES | PLAIN_LETTERS))
+    Repaired are quotes and letters of another form or width; with ftfy installed, also text in a wrong encoding.
+    """
+    if not text.isascii() and importlib.util.find_spec("ftfy") is not None:
+        text = importlib.import_module("ftfy").fix_text(text)
+    elif not text.isascii():
+        text = unicodedata.normalize("NFC", text.translate(STRAIGHT_QUOTES | PLAIN_LETTERS))
+    return html.unescape(html.unescape(text)).strip()
 
 
 def single_spaces(text: str) -> str:
@@ -77,38 +93,38 @@ UNCLEANED_CLASSES = {"Siglip2Tokenizer": True, "GemmaTokenizer": False}
 """Tokenizers of transformers without cleaning, which pad on the left by default; and whether they lowercase."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenizerRules:
-    """A text tower's requirements for its tokenizer, besides the vocabulary."""
-
-    context_length: int
-    vocabulary: int
-    full: bool
-    """Pad every text to the context length, instead of to the longest of the batch."""
-    clean: str = "none"
-    """One of CLEANING."""
-    lowercase: bool = False
-    masks: bool = False
-    """Return a mask of the padding, unless the folder's settings say otherwise."""
-
-
 class Tokenizer:
-    """The tokenizer of a folder, with the rules of its text tower."""
+    """The tokenizer of a folder, for a text tower.
 
-    def __init__(self, folder: Path, rules: TokenizerRules) -> None:
-        settings = optional_object(folder / "special_tokens_map.json") | optional_object(
-            folder / "tokenizer_config.json"
-        )
+    Args:
+        folder: Contains some of TOKENIZER_FILES.
+        tower: Settings of the text tower.
+        clean: One of CLEANING.
+        lowercase: Whether texts are converted to lower case, besides the cleaning.
+        masks: Return a mask of the padding, unless the folder's settings say otherwise.
+    """
+
+    def __init__(
+        self, folder: Path, tower: TextConfig, *, clean: str = "none", lowercase: bool = False, masks: bool = False
+    ) -> None:
+        files = [folder / name for name in ("special_tokens_map.json", "tokenizer_config.json")]
+        settings: dict[str, Any] = {}
+        for file in files:
+            settings |= read_object(file, raises=CheckpointError) if file.is_file() else {}
         kind = str(settings.get("tokenizer_class")).removesuffix("Fast")
-        if rules.clean == "siglip" and kind in UNCLEANED_CLASSES:  # SigLIP 2 of one size is a SigLIP by its settings
-            rules = replace(rules, clean="none", lowercase=UNCLEANED_CLASSES[kind])
-        self.rules = rules
-        self.clean = CLEANING[rules.clean]
-        self.tokenizer = read_tokenizer(folder, lowercase=rules.clean != "whitespace")
+        if clean == "siglip" and kind in UNCLEANED_CLASSES:  # SigLIP 2 of one size is a SigLIP by its settings
+            clean, lowercase = "none", UNCLEANED_CLASSES[kind]
+        self.vocabulary = tower.vocabulary
+        self.clean = CLEANING[clean]
+        self.tokenizer = read_tokenizer(folder, lowercase=clean != "whitespace")
         names = settings.get("model_input_names") or ["attention_mask"] if settings else []
-        self.masks = rules.masks and "attention_mask" in validate("model_input_names", tuple[str, ...], names)
-        add_special_tokens(self.tokenizer, settings)
-        if rules.lowercase:
+        self.masks = masks and "attention_mask" in validate("model_input_names", tuple[str, ...], names)
+        # tokens that the settings name are special, so that they are never split or merged in a text
+        tokens = {token_text(settings.get(f"{name}_token")) for name in ("bos", "eos", "unk", "pad")}
+        tokens -= {token.content for token in self.tokenizer.get_added_tokens_decoder().values()}
+        special = sorted(token for token in tokens if token and self.tokenizer.token_to_id(token) is not None)
+        self.tokenizer.add_special_tokens(special)
+        if lowercase:
             normalizers = require("tokenizers", "text").normalizers
             parts = [normalizers.Lowercase(), self.tokenizer.normalizer]
             self.tokenizer.normalizer = normalizers.Sequence([part for part in parts if part is not None])
@@ -120,44 +136,33 @@ class Tokenizer:
         truncation_side = settings.get("truncation_side") or (self.tokenizer.truncation or {}).get("direction", "right")
         for name, value in (("padding_side", side), ("truncation_side", truncation_side)):
             check_choice(name, value, ("left", "right"))
-        if token and pad_id is None and not is_openai(folder):
+        # CLIP's original vocabulary file has special tokens of other names
+        is_openai = not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json"))
+        if token and pad_id is None and not is_openai:
             raise CheckpointError(f"the tokenizer's pad_token {token!r} is not in its vocabulary", where=folder)
-        self.tokenizer.enable_padding(
-            direction=side,
-            pad_id=pad_id or 0,
-            pad_token=token,
-            length=rules.context_length if rules.full else None,
-        )
-        self.tokenizer.enable_truncation(rules.context_length, direction=truncation_side)
+        length = None if tower.causal else tower.context_length  # causal towers: the longest text of the batch
+        self.tokenizer.enable_padding(direction=side, pad_id=pad_id or 0, pad_token=token, length=length)
+        self.tokenizer.enable_truncation(tower.context_length, direction=truncation_side)
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor | None]:
         """Token ids (B, N), and a mask of the tokens that are not padding (B, N) if the tower needs one."""
         for text in texts:
             if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
                 raise ConfigError(f"the text {printable(text)[:60]!r} is not Unicode")
-        encodings = self.tokenizer.encode_batch([self.clean(text) for text in texts])
+        try:
+            encodings = self.tokenizer.encode_batch([self.clean(text) for text in texts])
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of Rust, which is not an Exception
+                raise
+            raise CheckpointError(f"the tokenizer cannot encode these texts: {describe_error(error)}") from error
         tokens = torch.tensor([encoding.ids for encoding in encodings])
         highest = int(tokens.max())
-        if highest >= self.rules.vocabulary:
+        if highest >= self.vocabulary:
             raise CheckpointError(
-                f"the tokenizer returned token {highest}, but the text tower has {self.rules.vocabulary} tokens; the "
+                f"the tokenizer returned token {highest}, but the text tower has {self.vocabulary} tokens; the "
                 "tokenizer belongs to another model"
             )
         return tokens, torch.tensor([encoding.attention_mask for encoding in encodings]) if self.masks else None
-
-
-def add_special_tokens(tokenizer: Any, settings: dict[str, Any]) -> None:
-    """Make the tokens that the settings name special, so that they are never split or merged in a text."""
-    tokens = {token_text(settings.get(f"{name}_token")) for name in ("bos", "eos", "unk", "pad")}
-    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    tokenizer.add_special_tokens(
-        sorted(token for token in tokens - known if token and tokenizer.token_to_id(token) is not None)
-    )
-
-
-def is_openai(folder: Path) -> bool:
-    """Whether the vocabulary is CLIP's original file, whose special tokens have other names."""
-    return not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json"))
 
 
 def read_tokenizer(folder: Path, *, lowercase: bool = True) -> Any:
@@ -168,35 +173,69 @@ def read_tokenizer(folder: Path, *, lowercase: bool = True) -> Any:
     library = require("tokenizers", "text")
     try:
         if (folder / "tokenizer.json").is_file():
+            check_tokenizer(folder / "tokenizer.json")
             return library.Tokenizer.from_file(str(folder / "tokenizer.json"))
         if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
             vocabulary = read_object(folder / "vocab.json", raises=CheckpointError)
             lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
             merges = [line for line in lines if line and not line.startswith("#version")]
             return clip_tokenizer(vocabulary, merges, ("<|startoftext|>", "<|endoftext|>"))
-        if (folder / TOKENIZER_FILES[-1]).is_file():
-            return openai_tokenizer(folder / TOKENIZER_FILES[-1], lowercase=lowercase)
+        if (folder / "vocab.txt").is_file():  # BERT's, one word piece per line
+            return bert_tokenizer((folder / "vocab.txt").read_text(encoding="utf-8").splitlines())
+        if (folder / TOKENIZER_FILES[-1]).is_file():  # CLIP's original: one merge per line, each of which makes a token
+            with gzip.open(folder / TOKENIZER_FILES[-1]) as file:
+                lines = file.read(MAX_VOCABULARY_BYTES).decode().split("\n")[1 : OPENAI_MERGES + 1]
+            merges = [line for line in lines if line]
+            letters, marks = byte_letters(), ("<start_of_text>", "<end_of_text>")
+            words = [*letters, *(f"{letter}</w>" for letter in letters), *(merge.replace(" ", "") for merge in merges)]
+            vocabulary = {token: index for index, token in enumerate((*words, *marks))}
+            return clip_tokenizer(vocabulary, merges, marks, lowercase=lowercase)
     except CheckpointError:
         raise
     except Exception as error:  # the library raises Exception itself
-        raise CheckpointError(
-            f"the tokenizer cannot be read: {single_spaces(str(error))[:200]}", where=folder
-        ) from error
+        reason = f"the tokenizer cannot be read: {single_spaces(str(error))[:200]}"
+        raise CheckpointError(reason, where=folder) from error
     raise CheckpointError(
-        f"no tokenizer: texts need tokenizer.json, vocab.json with merges.txt, or {TOKENIZER_FILES[-1]}", where=folder
+        "no tokenizer: texts need tokenizer.json, vocab.json with merges.txt, vocab.txt (BERT) or "
+        f"{TOKENIZER_FILES[-1]}",
+        where=folder,
     )
 
 
-def openai_tokenizer(path: Path, *, lowercase: bool = True) -> Any:
-    """Read CLIP's original vocabulary file: one merge per line, each of which makes a token."""
-    with gzip.open(path) as file:
-        lines = file.read(MAX_VOCABULARY_BYTES).decode().split("\n")[1 : OPENAI_MERGES + 1]
-    merges = [line for line in lines if line]
-    letters = byte_letters()
-    marks = ("<start_of_text>", "<end_of_text>")
-    tokens = [*letters, *(f"{x}</w>" for x in letters), *(merge.replace(" ", "") for merge in merges), *marks]
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    return clip_tokenizer(vocabulary, merges, marks, lowercase=lowercase)
+def check_tokenizer(path: Path) -> None:
+    """Raise CheckpointError if the library cannot read or use this file.
+
+    Some files make it panic or abort the process, so each file is tried once, in a separate process.
+    """
+    read_object(path, raises=CheckpointError)
+    file = cache_folder() / "tokenizers" / f"{short_hash([str(path.resolve()), file_stamp(path)])}.tried.json"
+    if file.is_file():
+        return
+    command = [sys.executable, "-c", CRASH_TEST, str(path)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=60)
+    except subprocess.TimeoutExpired as error:
+        raise CheckpointError("the tokenizer takes too long to read", where=path) from error
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("note: ")]
+        reason = lines[-1] if lines and done.returncode > 0 else f"the library ended with code {done.returncode}"
+        raise CheckpointError(f"the tokenizer cannot be read: {printable(reason)[:200]}", where=path)
+    with suppress(FileError):
+        write_json(file, {})
+
+
+def bert_tokenizer(pieces: list[str]) -> Any:
+    """BERT's word pieces in lower case after `[CLS]`, as in LiT: no separator at the end."""
+    library = require("tokenizers", "text")
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    if not {"[CLS]", "[UNK]"} <= vocabulary.keys():
+        raise CheckpointError("vocab.txt lacks [CLS] or [UNK]")
+    tokenizer = library.Tokenizer(library.models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+    first = [("[CLS]", vocabulary["[CLS]"])]
+    tokenizer.post_processor = library.processors.TemplateProcessing(single="[CLS] $0", special_tokens=first)
+    return tokenizer
 
 
 def clip_tokenizer(
@@ -229,10 +268,6 @@ def byte_letters() -> list[str]:
     visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     hidden = range(256, 512 - len(visible))
     return [chr(code) for code in (*visible, *hidden)]
-
-
-def optional_object(path: Path) -> dict[str, Any]:
-    return read_object(path, raises=CheckpointError) if path.is_file() else {}
 
 
 def token_text(token: Any) -> str:

@@ -16,19 +16,18 @@ from torch import Tensor
 
 from vitruvian.catalog import imagenet_classes
 from vitruvian.config import ScoreFunction, ViTConfig
-from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, argument
+from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, argument, parsing
 from vitruvian.files import read_text
 from vitruvian.model.build import Model, empty
 from vitruvian.model.text_tower import TextTower
 from vitruvian.weights.families.text_towers import read_text_tower
-from vitruvian.weights.load import is_inside, locate
-from vitruvian.weights.tokenizer import Tokenizer, TokenizerRules
+from vitruvian.weights.load import assemble, is_inside, locate
+from vitruvian.weights.tokenizer import Tokenizer
 
 # T texts, L labels, E width of the embeddings that both towers share
 
 TEXT_BATCH_SIZE = 64
-MAX_LABELS = 100_000
-"""Limit of labels for one head."""
+MAX_LABELS = 100_000  # for one head
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -37,10 +36,8 @@ class TextEncoder:
 
     tower: TextTower
     tokenizer: Tokenizer
-    scale: float
-    """Logits are scale * cosine similarity + bias."""
-    bias: float | None
-    """None for CLIP; a number for SigLIP, whose probabilities are sigmoids."""
+    scale: float  # logits are scale * cosine similarity + bias
+    bias: float | None  # None for CLIP; a number for SigLIP, whose probabilities are sigmoids
 
     @property
     def score_function(self) -> ScoreFunction:
@@ -59,28 +56,18 @@ class TextEncoder:
                 parts.append(F.normalize(self.tower(*batch), dim=-1))
         return torch.cat(parts).clone()
 
-    def embed_labels(self, labels: Sequence[str], templates: Sequence[str]) -> Tensor:
-        """One embedding per label (L, E): the mean over the templates, normalized again."""
-        texts = [template.replace("{}", label) for label in labels for template in templates]
-        return F.normalize(self.embed(texts).view(len(labels), len(templates), -1).mean(dim=1), dim=-1)
-
 
 def load_text(source: str | Path) -> TextEncoder:
     """Load the text tower of a CLIP or SigLIP folder or published name; raises CheckpointError if it has none."""
     path = locate(source)
     try:
-        text = read_text_tower(path)
-        if text is None:
-            raise CheckpointError("has no text tower", hint="use a CLIP or SigLIP with both towers")
-        tower = text.tower
-        rules = TokenizerRules(
-            context_length=tower.config.context_length,
-            vocabulary=tower.config.vocabulary,
-            full=not tower.config.causal,
-            **text.cleaning,
-        )
-        scale = float(torch.tensor(text.scale).exp())
-        return TextEncoder(tower=tower, tokenizer=Tokenizer(text.folder, rules), scale=scale, bias=text.bias)
+        with parsing(path, CheckpointError):
+            text = read_text_tower(path)
+            if text is None:
+                raise CheckpointError("has no text tower", hint="use a CLIP or SigLIP with both towers")
+            tokenizer = Tokenizer(text.folder, text.tower.config, **text.cleaning)
+            scale = float(torch.tensor(text.scale).exp())
+            return TextEncoder(tower=text.tower, tokenizer=tokenizer, scale=scale, bias=text.bias)
     except (CheckpointError, ConfigError) as error:
         raise error.replace(CheckpointError, where=None if is_inside(path, error.where) else path) from error
 
@@ -126,36 +113,31 @@ def with_words(model: Model, labels: Iterable[str], template: str | None = None)
     """
     labels, text, config = tuple(labels), text_encoder(model), model.config
     check_labels(labels)
-    embeddings = text.embed_labels([prompt_name(label) for label in labels], find_templates(template))
+    # a prompt has a label as words: the names of ImageNet ids, spaces for underscores
+    names = [imagenet_classes().get(label, label).replace("_", " ") for label in labels]
+    templates = find_templates(template)
+    prompts = [prompt.replace("{}", name) for name in names for prompt in templates]
+    # one embedding per label (L, E): the mean over the templates, normalized again
+    embeddings = F.normalize(text.embed(prompts).view(len(names), len(templates), -1).mean(dim=1), dim=-1)
     if not isinstance(config, ViTConfig) or config.feature_width != embeddings.shape[1]:
-        raise ConfigError(
-            f"the model's features have width {config.feature_width}, its text embeddings {embeddings.shape[1]}",
-            hint=f"load it without {argument('num_classes')} or {argument('head')}",
-        )
+        reason = f"the model's features have width {config.feature_width}, its text embeddings {embeddings.shape[1]}"
+        raise ConfigError(reason, hint=f"load it without {argument('num_classes')} or {argument('head')}")
     state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("head.")}
     state["head.weight"] = embeddings * text.scale
     state["head.bias"] = torch.full((len(labels),), text.bias or 0.0)
-    new = empty(config.replace(num_classes=len(labels), unit_features=True))
-    new.load_state_dict(state, assign=True)
     origin = f"{model.meta.origin}; zero-shot head of {len(labels)} labels" + (f" in {template!r}" if template else "")
-    new.meta = model.meta.for_new_head(labels).replace(score_function=text.score_function, origin=origin)
-    return new.eval()
-
-
-def prompt_name(label: str) -> str:
-    """A label as words: the names of ImageNet ids, spaces for underscores."""
-    return imagenet_classes().get(label, label).replace("_", " ")
+    meta = model.meta.for_new_head(labels).replace(score_function=text.score_function, origin=origin)
+    return assemble(empty(config.replace(num_classes=len(labels), unit_features=True)), state, meta)
 
 
 def check_labels(labels: Sequence[str]) -> None:
-    if not labels or not all(label.strip() for label in labels):
-        raise ConfigError(
-            f"{argument('labels')} is empty" if not labels else f"{argument('labels')} has an empty label"
-        )
+    if not labels:
+        raise ConfigError(f"{argument('labels')} is empty")
+    if not all(label.strip() for label in labels):
+        raise ConfigError(f"{argument('labels')} has an empty label")
     if len(labels) > MAX_LABELS:
         raise ConfigError(f"{argument('labels')} has {len(labels):,} labels, more than {MAX_LABELS:,}")
-    repeated = [label for label, count in Counter(labels).items() if count > 1]
-    if repeated:
+    if repeated := [label for label, count in Counter(labels).items() if count > 1]:
         raise ConfigError(f"{argument('labels')} has {repeated[0]!r} twice")
 
 

@@ -7,17 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitruvian.data.doctor.checks import (
-    check_classes,
-    check_copies,
-    check_files,
-    check_kinds,
-    check_labels,
-    check_notes,
-    check_similar,
-    check_sizes,
-    same_groups,
-)
+from vitruvian.data.doctor import checks
 from vitruvian.data.doctor.findings import Diagnosis
 from vitruvian.data.doctor.scan import Floats, scan
 from vitruvian.data.formats import open_dataset
@@ -36,7 +26,6 @@ def diagnose(
         vectors: (images, D) features of all images in the order of the splits, NaN for images without features. They
             improve the checks of labels and of similar images.
         workers: Number of worker processes; it does not change the result.
-        track: Reports progress.
     """
     start = time.perf_counter()
     dataset = data if isinstance(data, Dataset) else open_dataset(data)
@@ -45,16 +34,16 @@ def diagnose(
         reason = f"{total:,} images, but {len(vectors):,} vectors"
         raise DataError(reason, where=dataset.name, hint="compute the vectors again")
     scanned = scan(dataset.splits, workers=workers, track=track)
-    groups = same_groups(scanned.records["pixels"], scanned.sketches, np.flatnonzero(scanned.readable))
+    groups = checks.same_groups(scanned.records["pixels"], scanned.sketches, np.flatnonzero(scanned.readable))
     findings = (
-        *check_files(scanned),
-        *check_notes(dataset.notes),
-        *check_copies(scanned, groups),
-        *(() if vectors is None else check_similar(scanned, groups, vectors)),
-        *check_classes(scanned, dataset.classes),
-        *check_labels(scanned, len(dataset.classes), vectors),
-        *check_kinds(scanned),
-        *check_sizes(scanned),
+        *checks.check_files(scanned),
+        *checks.check_notes(dataset.notes),
+        *checks.check_copies(scanned, groups),
+        *(() if vectors is None else checks.check_similar(scanned, groups, vectors)),
+        *checks.check_classes(scanned, dataset.classes),
+        *checks.check_labels(scanned, len(dataset.classes), vectors),
+        *checks.check_kinds(scanned),
+        *checks.check_sizes(scanned),
     )
     return Diagnosis(
         data=dataset.name,

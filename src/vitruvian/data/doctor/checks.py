@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import combinations
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.data.decode import Problem
-from vitruvian.data.doctor.findings import (
-    EXACT,
-    EXAMPLES,
-    NEAR,
-    REVIEWED,
-    Finding,
-    FindingExample,
-    Level,
-    finding_about,
-    image_ref,
-)
+from vitruvian.data.doctor.findings import EXACT, EXAMPLES, NEAR, REVIEWED, Finding, FindingExample, Level, image_ref
 from vitruvian.data.doctor.scan import (
     BANDS,
     Bytes,
@@ -41,12 +30,10 @@ from vitruvian.data.doctor.scan import (
 from vitruvian.data.sources import EMPTY_CLASS
 from vitruvian.text import plural
 
-TINY_SIDE = 32
-"""Shorter side, in pixels, below which an image is tiny if it is also below half of the median."""
-LONG_RATIO = 4.0
-"""Aspect ratio from which an image is unusually long."""
-FEW_SHARE = 0.2
-"""Maximum fraction of gray images for which they are reported as unusual."""
+TINY_SIDE = 32  # shorter side, in pixels, below which an image is tiny if it is also below half of the median
+LONG_RATIO = 4.0  # aspect ratio from which an image is unusually long
+FEW_SHARE = 0.2  # maximum fraction of gray images for which they are reported as unusual
+CLASS_HINT = "make sure this does not correlate with a class"
 
 PROBLEMS = {
     # problem: name, verb and rest of the sentence
@@ -55,8 +42,6 @@ PROBLEMS = {
     Problem.NOT_AN_IMAGE: ("not-an-image", "is not an image|are not images", ""),
     Problem.BROKEN: ("broken", "cannot|cannot", "be decoded"),
 }
-
-CLASS_HINT = "make sure this does not correlate with a class"
 
 TRAITS = {
     # trait: name, verb, rest of the sentence, advice
@@ -68,16 +53,30 @@ TRAITS = {
     Trait.ANIMATED: ("animated", "has|have", "several frames", "only the first frame is used"),
 }
 
+Mask = NDArray[np.bool_]  # which images of a scan
+
+
+def image_finding(scan: Scan, mask: Mask, check: str, level: Level, text: str, advice: str) -> Iterator[Finding]:
+    """A finding about these images, if any; `text` is noun, verb and the rest, such as `image|is|are|gray`."""
+    rows = np.flatnonzero(mask)
+    if not len(rows):
+        return
+    noun, one, many, rest = text.split("|")
+    examples = []
+    for row in rows[:EXAMPLES].tolist():
+        size = f"{scan.records['columns'][row]}x{scan.records['rows'][row]} pixels"
+        examples.append(FindingExample(scan.reasons.get(row, size), (image_ref(scan, row),)))
+    sentence = f"{plural(len(rows), noun, f'{one}|{many}')} {rest}".rstrip()
+    yield Finding(check, level, sentence, len(rows), advice, tuple(examples))
+
 
 def check_files(scan: Scan) -> Iterator[Finding]:
     """Unreadable images, which training skips."""
     for problem, (name, verb, rest) in PROBLEMS.items():
-        rows = np.flatnonzero(scan.records["problem"] == problem)
-        if len(rows):
-            text = f"{plural(len(rows), 'file', verb)} {rest}".rstrip()
-            them = "it" if len(rows) == 1 else "them"
-            advice = f"download {them} again or delete {them}; training skips {them}"
-            yield finding_about(scan, rows, name, "problem", text, advice)
+        mask = scan.records["problem"] == problem
+        them = "it" if mask.sum() == 1 else "them"
+        advice = f"download {them} again or delete {them}; training skips {them}"
+        yield from image_finding(scan, mask, name, "problem", f"file|{verb}|{rest}", advice)
     if scan.readable.all():
         yield Finding("readable", "ok", f"all {len(scan.records):,} images can be read")
 
@@ -94,23 +93,20 @@ def check_notes(notes: Sequence[str]) -> Iterator[Finding]:
 
 def check_kinds(scan: Scan) -> Iterator[Finding]:
     """Images with unusual properties, blank images, and gray images among colored ones."""
-    usable = scan.readable
-    every_row, findings = np.arange(len(usable)), list[Finding]()
+    usable, every_row = scan.readable, np.arange(len(scan.records))
+    blank = usable & map_sketches(is_blank, scan.sketches, every_row)
+    gray = usable & map_sketches(is_gray, scan.sketches, every_row) & ~blank
+    unusual = False
     for trait, (name, verb, rest, advice) in TRAITS.items():
-        rows = np.flatnonzero(usable & (scan.records["traits"] & trait > 0))
-        if len(rows):
-            text = f"{plural(len(rows), 'image', verb)} {rest}"
-            findings.append(finding_about(scan, rows, name, "warning", text, advice))
-    blank = np.flatnonzero(usable & map_sketches(is_blank, scan.sketches, every_row))
-    if len(blank):
-        text = f"{plural(len(blank), 'image', 'has|have')} a single color"
-        findings.append(finding_about(scan, blank, "blank", "warning", text, "delete, unless this is a class"))
-    yield from findings
-    gray = np.setdiff1d(np.flatnonzero(usable & map_sketches(is_gray, scan.sketches, every_row)), blank)
-    if 0 < len(gray) <= FEW_SHARE * usable.sum():
-        text = f"{plural(len(gray), 'image', 'is|are')} gray among colored ones"
-        yield finding_about(scan, gray, "gray", "warning", text, f"converted to RGB: {CLASS_HINT}")
-    if not findings:
+        mask = usable & (scan.records["traits"] & trait > 0)
+        unusual |= bool(mask.any())
+        yield from image_finding(scan, mask, name, "warning", f"image|{verb}|{rest}", advice)
+    text = "image|has|have|a single color"
+    yield from image_finding(scan, blank, "blank", "warning", text, "delete, unless this is a class")
+    if gray.sum() <= FEW_SHARE * usable.sum():
+        text = "image|is|are|gray among colored ones"
+        yield from image_finding(scan, gray, "gray", "warning", text, f"converted to RGB: {CLASS_HINT}")
+    if not unusual and not blank.any():
         yield Finding("kinds", "ok", "no transparency, CMYK, 16-bit, animated, EXIF-rotated or blank images")
 
 
@@ -122,31 +118,23 @@ def check_sizes(scan: Scan) -> Iterator[Finding]:
     rows, columns = scan.records["rows"], scan.records["columns"]
     short, long = np.minimum(rows, columns), np.maximum(rows, columns)
     median = int(np.median(short[usable]))
-    tiny = np.flatnonzero(usable & (short < min(TINY_SIDE, median / 2)))
-    if len(tiny):
-        text = f"{plural(len(tiny), 'image', 'is|are')} tiny: under {TINY_SIDE} pixels (median {median})"
-        yield finding_about(scan, tiny, "tiny", "warning", text, "likely icons or thumbnails: replace or delete")
-    stretched = np.flatnonzero(usable & (long >= LONG_RATIO * np.maximum(short, 1)))
-    if len(stretched):
-        text = f"{plural(len(stretched), 'image', 'has an|have an')} aspect ratio of {LONG_RATIO:g} or more"
-        yield finding_about(scan, stretched, "long", "warning", text, "a square crop shows little of them: crop first")
-    if not len(tiny) and not len(stretched):
+    tiny = usable & (short < min(TINY_SIDE, median / 2))
+    text = f"image|is|are|tiny: under {TINY_SIDE} pixels (median {median})"
+    yield from image_finding(scan, tiny, "tiny", "warning", text, "likely icons or thumbnails: replace or delete")
+    stretched = usable & (long >= LONG_RATIO * np.maximum(short, 1))
+    text = f"image|has an|have an|aspect ratio of {LONG_RATIO:g} or more"
+    yield from image_finding(scan, stretched, "long", "warning", text, "a square crop shows little of them: crop first")
+    if not (tiny | stretched).any():
         low, high = int(short[usable].min()), int(short[usable].max())
         sides = f"{low} to {high} pixels (median {median})" if low < high else f"{low} pixels"
         yield Finding("sizes", "ok", f"no unusual sizes: shorter sides of {sides}")
 
 
-TINY_CLASS = 5
-"""Fewer images in a class than this are a problem."""
-SMALL_CLASS = 20
-"""Fewer images in a class than this are a warning."""
-UNBALANCED = 10
-"""Size ratio of the largest and the smallest class from which there is a warning."""
-VERY_UNBALANCED = 100
-"""Size ratio of the largest and the smallest class from which there is a problem."""
-
-ClassCounts = NDArray[np.int64]
-"""Readable images of each class in one split."""
+TINY_CLASS = 5  # fewer images in a class than this are a problem
+SMALL_CLASS = 20  # fewer images in a class than this are a warning
+UNBALANCED = 10  # size ratio of the largest and the smallest class from which there is a warning
+VERY_UNBALANCED = 100  # size ratio of the largest and the smallest class from which there is a problem
+ClassCounts = NDArray[np.int64]  # readable images of each class in one split
 
 
 def check_classes(scan: Scan, classes: Sequence[str]) -> Iterator[Finding]:
@@ -155,18 +143,19 @@ def check_classes(scan: Scan, classes: Sequence[str]) -> Iterator[Finding]:
     if not readable.any():
         yield Finding("nothing", "problem", "no image can be read")
         return
-    trained, *counts = (
-        np.bincount(records["label"][readable & (records["split"] == split)], minlength=len(classes))
-        for split in range(len(scan.splits))
-    )
-    name, *names = scan.splits
-    findings = [*small_classes(trained, classes, name), *unbalanced_classes(trained, classes, name)]
-    for held_name, held in zip(names, counts):
-        findings += one_sided_classes(trained, held, classes, (name, held_name))
+    counts = {
+        name: np.bincount(records["label"][readable & (records["split"] == split)], minlength=len(classes))
+        for split, name in enumerate(scan.splits)
+    }
+    train, *others = counts
+    findings = [*small_classes(counts[train], classes, train), *unbalanced_classes(counts[train], classes, train)]
+    for test in others:
+        findings += missing_classes(counts, classes, train, test)
     yield from findings
     if not findings:
-        everywhere = ", all in every split" if counts else ""
-        text = f"{len(classes):,} classes of {trained.min():,} to {trained.max():,} images in {name}{everywhere}"
+        low, high = counts[train].min(), counts[train].max()
+        everywhere = ", all in every split" if others else ""
+        text = f"{len(classes):,} classes of {low:,} to {high:,} images in {train}{everywhere}"
         yield Finding("classes", "ok", text)
 
 
@@ -178,53 +167,49 @@ def small_classes(counts: ClassCounts, classes: Sequence[str], split: str) -> It
         ("small-class", TINY_CLASS, SMALL_CLASS, f"fewer than {SMALL_CLASS} images", "add images, or fine-tune"),
     ):
         small = np.flatnonzero((counts >= low) & (counts < high))
-        if len(small):
-            level: Level = "warning" if check == "small-class" else "problem"
-            text = f"{plural(len(small), 'class', 'has|have')} {what} in {split}"
-            yield Finding(check, level, text, len(small), advice, class_examples(small, counts, classes))
+        level: Level = "warning" if check == "small-class" else "problem"
+        text = f"{plural(len(small), 'class', 'has|have')} {what} in {split}"
+        yield from class_finding(check, level, text, advice, small, counts, classes)
 
 
 def unbalanced_classes(counts: ClassCounts, classes: Sequence[str], split: str) -> Iterator[Finding]:
     """The largest class much larger than the smallest that has any image."""
     filled = np.flatnonzero(counts)
-    if not len(filled):
-        return
-    least, most = int(filled[counts[filled].argmin()]), int(counts.argmax())
-    ratio = counts[most] / counts[least]
-    if ratio >= UNBALANCED:
-        smallest_first = filled[np.argsort(counts[filled], kind="stable")]
-        small = smallest_first[counts[smallest_first] * UNBALANCED <= counts[most]]
+    smallest_first = filled[np.argsort(counts[filled], kind="stable")]
+    small = smallest_first[counts[smallest_first] * UNBALANCED <= counts.max(initial=0)]
+    if len(small):
+        least, most = int(small[0]), int(counts.argmax())
+        ratio = counts[most] / counts[least]
         text = (
             f"{split} is unbalanced: {classes[most]} has {ratio:.0f} times the images of {classes[least]} "
             f"({counts[most]:,} and {counts[least]:,}; warning from {UNBALANCED}, problem from {VERY_UNBALANCED})"
         )
         level: Level = "problem" if ratio >= VERY_UNBALANCED else "warning"
         advice = "train with class weights or balanced sampling, or add images of the small classes"
-        yield Finding("unbalanced", level, text, len(small), advice, class_examples(small, counts, classes))
+        yield from class_finding("unbalanced", level, text, advice, small, counts, classes)
 
 
-def one_sided_classes(
-    trained: ClassCounts, held: ClassCounts, classes: Sequence[str], names: tuple[str, str]
-) -> Iterator[Finding]:
+def missing_classes(counts: dict[str, ClassCounts], classes: Sequence[str], train: str, test: str) -> Iterator[Finding]:
     """Classes that only one of two splits has."""
-    train, test = names
-    untrained, untested = (np.flatnonzero((a == 0) & (b > 0)) for a, b in ((trained, held), (held, trained)))
-    if len(untrained):
-        text = f"{plural(len(untrained), 'class', 'is|are')} in {test} but not in {train}"
-        advice = f"add them to {train}: a class without training images is never predicted"
-        examples = class_examples(untrained, held, classes)
-        yield Finding("unlearned-class", "problem", text, len(untrained), advice, examples)
-    if len(untested):
-        text = f"{plural(len(untested), 'class', 'is|are')} in {train} but not in {test}"
-        advice = f"move some images to {test}: the accuracy of these classes is not measured"
-        examples = class_examples(untested, trained, classes)
-        yield Finding("unmeasured-class", "warning", text, len(untested), advice, examples)
-
-
-def class_examples(indices: Iterable[int], counts: ClassCounts, classes: Sequence[str]) -> tuple[FindingExample, ...]:
-    return tuple(
-        FindingExample(f"{classes[c]}: {plural(int(counts[c]), 'image')}") for c, _ in zip(indices, range(EXAMPLES))
+    add = f"add them to {train}: a class without training images is never predicted"
+    move = f"move some images to {test}: the accuracy of these classes is not measured"
+    rows: tuple[tuple[str, Level, str, str, str], ...] = (
+        ("unlearned-class", "problem", test, train, add),
+        ("unmeasured-class", "warning", train, test, move),
     )
+    for check, level, present, absent, advice in rows:
+        indices = np.flatnonzero((counts[absent] == 0) & (counts[present] > 0))
+        text = f"{plural(len(indices), 'class', 'is|are')} in {present} but not in {absent}"
+        yield from class_finding(check, level, text, advice, indices, counts[present], classes)
+
+
+def class_finding(
+    check: str, level: Level, text: str, advice: str, indices: Rows, counts: ClassCounts, classes: Sequence[str]
+) -> Iterator[Finding]:
+    """A finding about these classes, if any."""
+    if len(indices):
+        notes = (f"{classes[c]}: {plural(int(counts[c]), 'image')}" for c in indices[:EXAMPLES].tolist())
+        yield Finding(check, level, text, len(indices), advice, tuple(map(FindingExample, notes)))
 
 
 # Labels. Each image is compared with all others by simple features, or by those of a model. If images of a class
@@ -232,58 +217,49 @@ def class_examples(indices: Iterable[int], counts: ClassCounts, classes: Sequenc
 # (most photographs, by simple features), nothing can be said about single labels.
 
 Labels = NDArray[np.int32]
-Features = Callable[[Rows], Floats]
-"""Features (N, D) of unit length of the images in these rows."""
-
+Features = Callable[[Rows], Floats]  # features (N, D) of unit length of the images in these rows
 NEIGHBORS = 10
-AGREEING = 8
-"""Number of neighbors of one other class that makes a label suspicious."""
-SEPARATED_SHARE = 0.5
-"""Fraction of a class whose neighbors must be of that class before its labels are checked."""
-REFERENCES = 10_000
-"""Number of images that all others are compared with, spread evenly over a larger dataset."""
-COMPARED_ROWS = 512
-"""Number of images compared with the references at once; bounds the memory."""
-
-
-class Suspicion(NamedTuple):
-    """An image whose neighbors have another label."""
-
-    row: int
-    agreeing: int
-    """How many of its ten neighbors have that label."""
-    neighbors: Rows
-    """The rows of those, nearest first."""
+AGREEING = 8  # number of neighbors of one other class that makes a label suspicious
+SEPARATED_SHARE = 0.5  # fraction of a class whose neighbors must be of that class before its labels are checked
+REFERENCES = 10_000  # number of images that all others are compared with, spread evenly over a larger dataset
+COMPARED_ROWS = 1024  # number of images compared with the references at once; bounds the memory
 
 
 def check_labels(scan: Scan, classes: int, vectors: Floats | None = None) -> Iterator[Finding]:
     """Images whose neighbors belong to another class, if the features separate the two classes.
 
-    `vectors` (images, D) of a model are better features; NaN for an image without features.
+    `vectors` (images, D) of a model are better features; NaN for an image without features. A label is suspicious if
+    eight or more of ten neighbors contradict it; the worst come first.
     """
-    known = scan.readable if vectors is None else scan.readable & np.isfinite(vectors[:, 0])
-    features: Features = partial(rows_of_sketches, scan.sketches)
-    name = "edges and colors"
+    name, known, features = "edges and colors", scan.readable, partial(rows_of_sketches, scan.sketches)
     if vectors is not None:
-        features, name = partial(rows_of_vectors, vectors), "the features"
-    checked, suspicions = find_suspicions(features, scan.records["label"], np.flatnonzero(known))
-    separated = f"{name} separate {'all' if checked == classes else f'{checked} of'} {classes} classes"
-    if suspicions:
-        text = f"{plural(len(suspicions), 'image', 'looks|look')} like another class ({separated})"
-        advice = "suspicious, not proven: check the label and the image"
-        examples = tuple(suspicion_example(scan, suspicion) for suspicion in suspicions[:REVIEWED])
-        yield Finding("label", "warning", text, len(suspicions), advice, examples)
-    elif checked:
+        name, known, features = "the features", known & np.isfinite(vectors[:, 0]), partial(rows_of_vectors, vectors)
+    labels, rows = scan.records["label"], np.flatnonzero(known)
+    checked, suspicious = np.zeros(classes, np.bool_), list[int]()
+    if len(rows) > NEIGHBORS:
+        own, near = labels[rows], neighbors(features, rows)
+        majority, agreeing = most_common(labels[near])
+        total, sure = np.bincount(own), np.bincount(own, (majority == own) & (agreeing >= AGREEING))
+        checked = sure >= SEPARATED_SHARE * np.maximum(total, 1)
+        mask = (agreeing >= AGREEING) & (majority != own) & checked[own] & checked[majority]
+        suspicious = sorted(np.flatnonzero(mask).tolist(), key=lambda i: (-agreeing[i], i))
+    if not checked.any():
+        advice = "" if vectors is not None else "compare them by the features of a model: vit embed, then --vectors"
+        yield Finding("labels", "unchecked", f"labels: {name} do not separate these classes", advice=advice)
+        return
+    separated = f"{name} separate {'all' if checked.sum() == classes else f'{checked.sum()} of'} {classes} classes"
+    if not suspicious:
         yield Finding("labels", "ok", f"no suspicious labels ({separated})")
-    else:
-        yield Finding("labels", "ok", f"labels were not checked: {name} do not separate these classes")
-
-
-def suspicion_example(scan: Scan, suspicion: Suspicion) -> FindingExample:
-    """The suspicious image and its three nearest neighbors."""
-    images = tuple(image_ref(scan, int(row)) for row in (suspicion.row, *suspicion.neighbors[:3]))
-    count = f"all {NEIGHBORS}" if suspicion.agreeing == NEIGHBORS else f"{suspicion.agreeing} of {NEIGHBORS}"
-    return FindingExample(f"{count} nearest neighbors are labeled {images[1].label}", images)
+        return
+    examples = []
+    for i in suspicious[:REVIEWED]:  # the image and its three nearest neighbors
+        nearest = near[i][labels[near[i]] == majority[i]][:3]
+        images = tuple(image_ref(scan, int(row)) for row in (rows[i], *nearest))
+        count = f"all {NEIGHBORS}" if agreeing[i] == NEIGHBORS else f"{agreeing[i]} of {NEIGHBORS}"
+        examples.append(FindingExample(f"{count} nearest neighbors are labeled {images[1].label}", images))
+    text = f"{plural(len(suspicious), 'image', 'looks|look')} like another class ({separated})"
+    advice = "suspicious, not proven: check the label and the image"
+    yield Finding("label", "warning", text, len(suspicious), advice, tuple(examples))
 
 
 def rows_of_sketches(sketches: Bytes, rows: Rows) -> Floats:
@@ -292,23 +268,6 @@ def rows_of_sketches(sketches: Bytes, rows: Rows) -> Floats:
 
 def rows_of_vectors(vectors: Floats, rows: Rows) -> Floats:
     return unit(np.asarray(vectors[rows], np.float32))
-
-
-def find_suspicions(features: Features, labels: Labels, rows: Rows) -> tuple[int, list[Suspicion]]:
-    """The number of checked classes, and labels that eight or more of ten neighbors contradict, the worst first.
-
-    `features` and `labels` are of all images; `rows` are those of readable images.
-    """
-    if len(rows) <= NEIGHBORS:
-        return 0, []
-    own, near = labels[rows], neighbors(features, rows)
-    majority, agreeing = most_common(labels[near])
-    total, sure = np.bincount(own), np.bincount(own, (majority == own) & (agreeing >= AGREEING))
-    checked = sure >= SEPARATED_SHARE * np.maximum(total, 1)
-    suspicious = (agreeing >= AGREEING) & (majority != own) & checked[own] & checked[majority]
-    order = sorted(np.flatnonzero(suspicious).tolist(), key=lambda i: (-agreeing[i], i))
-    suspicions = [Suspicion(int(rows[i]), int(agreeing[i]), near[i][labels[near[i]] == majority[i]]) for i in order]
-    return int(checked.sum()), suspicions
 
 
 def neighbors(features: Features, rows: Rows) -> Rows:  # (N,) -> (N, 10)
@@ -346,27 +305,22 @@ def check_copies(scan: Scan, groups: Sequence[Rows]) -> Iterator[Finding]:
 
 
 def leaks(scan: Scan, groups: Sequence[Rows]) -> Iterator[Finding]:
-    """Images that are in two splits."""
+    """Images that are in two splits; each of the second is paired with one in the first, an exact copy if possible."""
     for (first, name), (second, held) in combinations(enumerate(scan.splits), 2):
-        pairs = [pair for group in groups for pair in pairs_between(scan, group, first, second)]
-        if pairs:
-            exact = sum(is_exact(scan, pair) for pair in pairs)
-            text = (
-                f"{len(pairs):,} of {len(scan.splits[held]):,} {held} images {'is' if len(pairs) == 1 else 'are'} also "
-                f"in {name} ({exact:,} exact, {len(pairs) - exact:,} near)"
-            )
-            advice = f"delete them from {name} or {held}: otherwise the accuracy on {held} is too high"
-            yield pair_finding("leak", "problem", text, advice, scan, pairs)
-
-
-def pairs_between(scan: Scan, group: Rows, first: int, second: int) -> Iterator[Pair]:
-    """Each image of the split `second` in a group, with a partner in `first`: an exact copy if there is one."""
-    splits, pixels = scan.records["split"][group], scan.records["pixels"][group]
-    partners = np.flatnonzero(splits == first)
-    if len(partners):
-        for member in np.flatnonzero(splits == second):
-            best = partners[np.argmax(pixels[partners] == pixels[member])]
-            yield int(group[best]), int(group[member])
+        pairs: list[Pair] = []
+        for group in groups:
+            splits, pixels = scan.records["split"][group], scan.records["pixels"][group]
+            partners = np.flatnonzero(splits == first)
+            for member in np.flatnonzero(splits == second) if len(partners) else ():
+                best = partners[np.argmax(pixels[partners] == pixels[member])]
+                pairs.append((int(group[best]), int(group[member])))
+        exact = sum(is_exact(scan, pair) for pair in pairs)
+        text = (
+            f"{len(pairs):,} of {len(scan.splits[held]):,} {held} images {'is' if len(pairs) == 1 else 'are'} also "
+            f"in {name} ({exact:,} exact, {len(pairs) - exact:,} near)"
+        )
+        advice = f"delete them from {name} or {held}: otherwise the accuracy on {held} is too high"
+        yield from pair_finding("leak", "problem", text, advice, scan, pairs)
 
 
 def conflicts(scan: Scan, groups: Sequence[Rows]) -> Iterator[Finding]:
@@ -374,21 +328,17 @@ def conflicts(scan: Scan, groups: Sequence[Rows]) -> Iterator[Finding]:
     exact: list[Pair] = []
     near: list[Pair] = []
     for group in groups:
-        labels = scan.records["label"][group]
+        labels, pixels = scan.records["label"][group], scan.records["pixels"][group]
         for member in np.flatnonzero(labels != labels[0]):
             others = np.flatnonzero(labels != labels[member])
-            equals = others[scan.records["pixels"][group[others]] == scan.records["pixels"][group[member]]]
-            if len(equals):
-                exact.append((int(group[equals[0]]), int(group[member])))
-            else:
-                near.append((int(group[others[0]]), int(group[member])))
+            equals = others[pixels[others] == pixels[member]]
+            partner = (equals if len(equals) else others)[0]
+            (exact if len(equals) else near).append((int(group[partner]), int(group[member])))
     advice = "keep the right label, or delete both"
-    if exact:
-        text = f"{plural(len(exact), 'image', 'occurs|occur')} twice with different labels"
-        yield pair_finding("conflict", "problem", text, advice, scan, exact)
-    if near:
-        text = f"{plural(len(near), 'image', 'is a near duplicate|are near duplicates')} of one with another label"
-        yield pair_finding("near-conflict", "warning", text, advice, scan, near)
+    text = f"{plural(len(exact), 'image', 'occurs|occur')} twice with different labels"
+    yield from pair_finding("conflict", "problem", text, advice, scan, exact)
+    text = f"{plural(len(near), 'image', 'is a near duplicate|are near duplicates')} of one with another label"
+    yield from pair_finding("near-conflict", "warning", text, advice, scan, near)
 
 
 def repeats(scan: Scan, groups: Sequence[Rows]) -> Iterator[Finding]:
@@ -398,48 +348,52 @@ def repeats(scan: Scan, groups: Sequence[Rows]) -> Iterator[Finding]:
         first: dict[tuple[int, int], int] = {}
         for row in group.tolist():
             key = int(scan.records["split"][row]), int(scan.records["label"][row])
-            if key in first:
+            if first.setdefault(key, row) != row:
                 pairs.append((first[key], row))
-            first.setdefault(key, row)
-    if pairs:
-        exact = sum(is_exact(scan, pair) for pair in pairs)
-        text = (
-            f"{plural(len(pairs), 'image', 'repeats|repeat')} another of the same split and class: "
-            f"{exact:,} exactly, {len(pairs) - exact:,} nearly"
-        )
-        yield pair_finding("duplicate", "warning", text, "they count twice; delete all but one", scan, pairs)
-
-
-def pair_finding(check: str, level: Level, text: str, advice: str, scan: Scan, pairs: Sequence[Pair]) -> Finding:
-    examples = (
-        FindingExample(EXACT if is_exact(scan, pair) else NEAR, tuple(image_ref(scan, row) for row in pair))
-        for pair in pairs[: REVIEWED if check.endswith("conflict") else EXAMPLES]
+    exact = sum(is_exact(scan, pair) for pair in pairs)
+    text = (
+        f"{plural(len(pairs), 'image', 'repeats|repeat')} another of the same split and class: "
+        f"{exact:,} exactly, {len(pairs) - exact:,} nearly"
     )
-    return Finding(check, level, text, len(pairs), advice, tuple(examples))
+    yield from pair_finding("duplicate", "warning", text, "they count twice; delete all but one", scan, pairs)
+
+
+def pair_finding(check: str, level: Level, text: str, advice: str, scan: Scan, pairs: list[Pair]) -> Iterator[Finding]:
+    """A finding about these pairs of images, if any."""
+    if pairs:
+        examples = (
+            FindingExample(EXACT if is_exact(scan, pair) else NEAR, tuple(image_ref(scan, row) for row in pair))
+            for pair in pairs[: REVIEWED if check.endswith("conflict") else EXAMPLES]
+        )
+        yield Finding(check, level, text, len(pairs), advice, tuple(examples))
 
 
 def is_exact(scan: Scan, pair: Pair) -> bool:
     return bool(scan.records["pixels"][pair[0]] == scan.records["pixels"][pair[1]])
 
 
-SIMILAR = 0.95
-"""Cosine similarity of two vectors from which the images are reported."""
-MAX_COMPARED = 100_000
-"""Number of images up to which all vectors are compared with all."""
-COMPARED_ROWS = 1024
+SIMILAR = 0.95  # cosine similarity of two vectors from which the images are reported
+MAX_COMPARED = 100_000  # number of images up to which all vectors are compared with all
 
 
 def check_similar(scan: Scan, groups: Sequence[Rows], vectors: Floats) -> Iterator[Finding]:
     """Images with nearly equal vectors (images, D), beyond those with nearly equal pixels: crops, other frames."""
     known = np.flatnonzero(scan.readable & np.isfinite(vectors[:, 0]))
     if len(known) > MAX_COMPARED:
-        text = f"vectors were not compared with each other: {len(known):,} images exceed {MAX_COMPARED:,}"
-        yield Finding("alike", "ok", text)
+        text = f"similar pairs: {len(known):,} images exceed the limit of {MAX_COMPARED:,}"
+        yield Finding("alike", "unchecked", text)
         return
     leader = np.arange(len(vectors))
     for group in groups:
         leader[group] = group[0]
-    pairs = sorted(similar_pairs(vectors, known, leader), reverse=True)
+    units, pairs = unit(np.asarray(vectors[known], np.float32)), list[tuple[float, int, int]]()
+    for start in range(0, len(known), COMPARED_ROWS):
+        cosines = units[start : start + COMPARED_ROWS] @ units[start:].T
+        for i, j in zip(*np.nonzero(np.triu(cosines >= SIMILAR, 1))):
+            one, two = int(known[start + i]), int(known[start + j])
+            if leader[one] != leader[two]:
+                pairs.append((float(cosines[i, j]), one, two))
+    pairs.sort(reverse=True)
     if not pairs:
         yield Finding("alike", "ok", f"no other pair of images has a cosine similarity of {SIMILAR} or more")
         return
@@ -458,17 +412,6 @@ def check_similar(scan: Scan, groups: Sequence[Rows], vectors: Floats) -> Iterat
     yield Finding("alike", "warning", text, len(pairs), advice, tuple(examples))
 
 
-def similar_pairs(vectors: Floats, known: Rows, leader: Rows) -> Iterator[tuple[float, int, int]]:
-    """Cosine and rows of the pairs that are not in one group, each once."""
-    units = unit(np.asarray(vectors[known], np.float32))
-    for start in range(0, len(known), COMPARED_ROWS):
-        cosines = units[start : start + COMPARED_ROWS] @ units[start:].T
-        for i, j in zip(*np.nonzero(np.triu(cosines >= SIMILAR, 1))):
-            one, two = int(known[start + i]), int(known[start + j])
-            if leader[one] != leader[two]:
-                yield float(cosines[i, j]), one, two
-
-
 # Groups of the same image. Exact copies have equal hashes of their pixels. Near duplicates are found by locality
 # sensitive hashing: sorting by each 16-bit band of the perceptual hashes makes images with an equal band adjacent, and
 # only those are compared, first by the other bits, then by their sketches. Pairs are joined with a union-find forest,
@@ -480,8 +423,7 @@ CROWD = 32
 Photographs share one with about 1 in 100,000; only sets of many look-alikes reach the limit, and there a chain of
 neighbors joins those that are the same.
 """
-MAX_BITS = 28
-"""Maximum number of different bits, of 128, between compared images; changed copies differ in up to 12."""
+MAX_BITS = 28  # maximum number of different bits, of 128, between compared images; changed copies differ in up to 12
 
 
 def same_groups(pixels: NDArray[np.uint64], sketches: Bytes, rows: Rows) -> list[Rows]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,14 @@ from vitruvian.files import atomic_path, read_object
 from vitruvian.text import printable
 
 FORMAT = 1
-
-Position = tuple[str, int]
-"""Split and index of an image."""
+Position = tuple[str, int]  # split and index of an image
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AppliedCorrections:
     """Counts of the applied corrections."""
 
-    images: int
-    """Images in the new manifest."""
+    images: int  # images in the new manifest
     changed: int
     excluded: int
     confirmed: int
@@ -45,16 +42,12 @@ def apply_corrections(data: str | Path, corrections: Path, out: Path) -> Applied
         DataError: The corrections are not of this dataset.
         FileError: `out` would change the data, or is not above the images.
     """
-    dataset = open_dataset(data)
-    decisions = read_corrections(corrections, dataset)
-    check_out(out, Path(data).expanduser())
-    with atomic_path(out) as new, open(new, "w", encoding="utf-8", newline="") as text:
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(("path", "label", "split", "weight"))
-        count = 0
-        for row in manifest_rows(dataset, decisions, out):
-            writer.writerow(row)
-            count += 1
+    decisions = read_corrections(corrections, open_dataset(data))
+
+    def correct(position: Position, label: str) -> str | None:
+        return decisions[position]["label"] if position in decisions else label
+
+    count = write_manifest(data, out, correct)
     labels = [(entry["was"], entry["label"]) for entry in decisions.values()]
     return AppliedCorrections(
         images=count,
@@ -64,18 +57,39 @@ def apply_corrections(data: str | Path, corrections: Path, out: Path) -> Applied
     )
 
 
-def manifest_rows(data: Dataset, decisions: dict[Position, dict[str, Any]], out: Path) -> Iterator[tuple[object, ...]]:
-    """One row per image that is not excluded."""
-    folder = os.path.abspath(out.parent)
-    for split, source in data.splits.items():
-        if not isinstance(source, FolderSource):
-            reason = "the images are not files; corrections are for folders of images and for manifests"
-            raise DataError(reason, where=data.name)
-        for index in range(len(source)):
-            entry = decisions.get((split, index))
-            label = source.classes[source.label(index)] if entry is None else entry["label"]
-            if label is not None:
-                yield relative_path(folder, source.root / source.key(index)), label, split, f"{source.weight(index):g}"
+def check_manifest(data: str | Path, out: Path) -> None:
+    """Raise if a manifest of the data cannot be written to this path."""
+    path = Path(data).expanduser()
+    if out.suffix.lower() != ".csv":
+        raise FileError("not the name of a manifest, such as corrected.csv", where=out)
+    if path.exists() and out.exists() and os.path.samefile(out, path):
+        raise FileError("this is the data itself", where=out, hint="choose another name")
+    if path.is_dir() and Path(os.path.abspath(out)).is_relative_to(os.path.abspath(path)):
+        raise FileError("inside the data", where=out, hint=f"write it beside {path}")
+
+
+def write_manifest(data: str | Path, out: Path, label_of: Callable[[Position, str], str | None]) -> int:
+    """Write a manifest of a dataset of files with the labels that `label_of` returns; None leaves an image out.
+
+    Returns the number of images in it.
+    """
+    check_manifest(data, out)
+    dataset = open_dataset(data)
+    with atomic_path(out) as new, open(new, "w", encoding="utf-8", newline="") as text:
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(("path", "label", "split", "weight"))
+        count = 0
+        for split, source in dataset.splits.items():
+            if not isinstance(source, FolderSource):
+                reason = "the images are not files; manifests are for folders of images and for other manifests"
+                raise DataError(reason, where=dataset.name)
+            for index in range(len(source)):
+                label = label_of((split, index), source.classes[source.label(index)])
+                if label is not None:
+                    image = relative_path(os.path.abspath(out.parent), source.root / source.key(index))
+                    writer.writerow((image, label, split, f"{source.weight(index):g}"))
+                    count += 1
+    return count
 
 
 def relative_path(folder: str, image: Path) -> str:
@@ -118,13 +132,3 @@ def read_corrections(path: Path, data: Dataset) -> dict[Position, dict[str, Any]
             raise DataError(f"correction {number}: no class {printable(str(label))!r} in {data.name}", where=path)
         decisions[split, index] = entry
     return decisions
-
-
-def check_out(out: Path, data: Path) -> None:
-    """Raise FileError if the new manifest would change the data."""
-    if out.suffix.lower() != ".csv":
-        raise FileError("not the name of a manifest, such as corrected.csv", where=out)
-    if data.exists() and out.exists() and os.path.samefile(out, data):
-        raise FileError("this is the data itself", where=out, hint="choose another name")
-    if data.is_dir() and Path(os.path.abspath(out)).is_relative_to(os.path.abspath(data)):
-        raise FileError("inside the data", where=out, hint=f"write it beside {data}")

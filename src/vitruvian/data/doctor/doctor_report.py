@@ -9,23 +9,12 @@ from typing import Any
 from markupsafe import Markup
 
 from vitruvian.data.decode import decode
-from vitruvian.data.doctor.findings import (
-    EXAMPLES,
-    HEADINGS,
-    MARKS,
-    REVIEWED,
-    Diagnosis,
-    Finding,
-    ImageRef,
-    heading,
-    verdict,
-)
+from vitruvian.data.doctor.findings import COPIES, EXAMPLES, HEADINGS, MARKS, REVIEWED, Diagnosis, ImageRef
 from vitruvian.data.sources import Dataset, Source
 from vitruvian.errors import VitruvianError
 from vitruvian.report.html import render, script_hash, thumbnail
 
-LABEL_CHECKS = ("conflict", "near-conflict", "label")
-"""Checks that question labels, the most reliable first."""
+LABEL_CHECKS = ("conflict", "near-conflict", "label")  # checks that question labels, the most reliable first
 
 
 def diagnosis_page(diagnosis: Diagnosis, data: Dataset) -> str:
@@ -35,31 +24,24 @@ def diagnosis_page(diagnosis: Diagnosis, data: Dataset) -> str:
             "name": level,
             "title": title.capitalize(),
             "mark": MARKS[level],
-            "findings": [finding_context(finding, data) for finding in diagnosis.at(level)],
+            "findings": [
+                {
+                    "text": finding.text,
+                    "advice": finding.advice,
+                    "examples": [
+                        {"note": example.note, "images": [image_context(image, data) for image in example.images]}
+                        for example in finding.examples[:EXAMPLES]
+                    ],
+                    "hidden": finding.count - len(finding.examples[:EXAMPLES]),
+                }
+                for finding in diagnosis.at(level)
+            ],
         }
         for level, title in HEADINGS.items()
         if diagnosis.at(level)
     ]
-    return render(
-        "doctor.html",
-        title=f"vit doctor: {diagnosis.data}",
-        heading=verdict(diagnosis),
-        subtitle=heading(diagnosis),
-        levels=levels,
-    )
-
-
-def finding_context(finding: Finding, data: Dataset) -> dict[str, Any]:
-    examples = [
-        {"note": example.note, "images": [image_context(image, data) for image in example.images]}
-        for example in finding.examples[:EXAMPLES]
-    ]
-    return {
-        "text": finding.text,
-        "advice": finding.advice,
-        "examples": examples,
-        "hidden": finding.count - len(examples),
-    }
+    title = f"vit doctor: {diagnosis.data}"
+    return render("doctor.html", title=title, heading=diagnosis.verdict(), subtitle=diagnosis.heading(), levels=levels)
 
 
 def image_context(image: ImageRef, data: Dataset) -> dict[str, Any]:
@@ -78,20 +60,22 @@ def thumbnail_of(source: Source, index: int) -> Markup:
 def review_page(diagnosis: Diagnosis, data: Dataset) -> str:
     """A page that shows suspicious labels one by one, for the keyboard, and saves the corrections as a file."""
     items, decisions = [], []
-    for image, evidence, note in suspicious_labels(diagnosis):
+    suspicious = list(suspicious_labels(diagnosis))
+    positions = {(image.split, image.index): position for position, (image, _, _) in enumerate(suspicious)}
+    for image, evidence, note in suspicious:
         suggested = evidence[0].label
+        copy = positions.get((evidence[0].split, evidence[0].index)) if note in COPIES else None
         items.append(
-            image_context(image, data)
-            | {"suggested": suggested, "note": note, "evidence": [image_context(other, data) for other in evidence]}
+            image_context(image, data) | {"note": note, "evidence": [image_context(other, data) for other in evidence]}
         )
         decision = {"split": image.split, "index": image.index, "key": image.key}
-        decisions.append({**decision, "was": image.label, "suggested": suggested})
+        decisions.append({**decision, "was": image.label, "suggested": suggested, "copy": copy})
     script = (files("vitruvian") / "data" / "doctor" / "review.js").read_text(encoding="utf-8")
     return render(
         "review.html",
         title=f"vit doctor: labels of {diagnosis.data}",
         heading="Suspicious labels",
-        subtitle=f"{len(items):,} of {diagnosis.data}; nothing is changed until `--apply`",
+        subtitle=f"{len(items):,} of {diagnosis.data}; nothing is changed until you run vit doctor --apply",
         items=items,
         content={"data": diagnosis.data, "classes": list(data.classes), "items": decisions},
         **({"script": Markup(script), "script_hash": script_hash(script)} if items else {}),

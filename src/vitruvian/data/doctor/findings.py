@@ -8,18 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vitruvian.data.doctor.scan import Rows, Scan
+from vitruvian.data.doctor.scan import Scan
 from vitruvian.text import plural, printable
 
-Level = Literal["problem", "warning", "ok"]
+Level = Literal["problem", "warning", "ok", "unchecked"]
 
-EXACT = "exact copy"
-NEAR = "near duplicate"
-
-EXAMPLES = 12
-"""Maximum number of examples of a finding; its count includes all."""
-REVIEWED = 200
-"""Maximum number of examples of findings about labels, which `--review` shows one by one."""
+COPIES = EXACT, NEAR = "exact copy", "near duplicate"  # notes of examples
+EXAMPLES = 12  # maximum number of examples of a finding; its count includes all
+REVIEWED = 200  # maximum number of examples of findings about labels, which `--review` shows one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +40,9 @@ class FindingExample:
 class Finding:
     """The result of one check."""
 
-    check: str
-    """Its short name, such as `leak`; the same in every report."""
+    check: str  # its short name, such as `leak`; the same in every report
     level: Level
-    text: str
-    """One sentence with the numbers."""
+    text: str  # one sentence with the numbers
     count: int = 0
     advice: str = ""
     examples: tuple[FindingExample, ...] = ()
@@ -59,8 +53,7 @@ class Diagnosis:
     """All findings about one dataset."""
 
     data: str
-    splits: dict[str, int]
-    """Number of images per split, readable or not."""
+    splits: dict[str, int]  # number of images per split, readable or not
     classes: int
     bytes: int
     seconds: float
@@ -74,77 +67,57 @@ class Diagnosis:
     def at(self, level: Level) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.level == level)
 
+    def heading(self) -> str:
+        splits = ", ".join(f"{name} {size:,}" for name, size in self.splits.items())
+        images, classes = plural(sum(self.splits.values()), "image"), plural(self.classes, "class")
+        size = f"{self.bytes / 1e6:,.1f} MB, examined in {self.seconds:.1f} s"
+        return printable(f"{self.data}: {images} ({splits}), {classes}, {size}")
+
+    def verdict(self) -> str:
+        problems, warnings = len(self.at("problem")), len(self.at("warning"))
+        counts = [plural(count, noun) for count, noun in ((problems, "problem"), (warnings, "warning")) if count]
+        start = "Fix before training" if problems else "Ready for training"
+        return f"{start}{': ' * bool(counts)}{' and '.join(counts)}."
+
     def to_json(self) -> dict[str, Any]:
         """The diagnosis as one JSON object; `docs/doctor.md` explains its fields."""
         return {**dataclasses.asdict(self), "healthy": self.healthy, "images": sum(self.splits.values())}
 
 
 def image_ref(scan: Scan, row: int) -> ImageRef:
-    split, source, index = scan.source(row)
+    """The position of the image in this row of a scan."""
+    split, index = list(scan.splits)[scan.records["split"][row]], int(scan.records["index"][row])
+    source = scan.splits[split]
     return ImageRef(split, index, source.key(index), source.classes[int(scan.records["label"][row])])
 
 
-def finding_about(scan: Scan, rows: Rows, check: str, level: Level, text: str, advice: str) -> Finding:
-    """A finding about images; the first few are its examples, with their size or why they cannot be read."""
-    examples = []
-    for row in rows[:EXAMPLES].tolist():
-        size = f"{scan.records['columns'][row]}x{scan.records['rows'][row]} pixels"
-        examples.append(FindingExample(scan.reasons.get(row, size), (image_ref(scan, row),)))
-    return Finding(check, level, text, len(rows), advice, tuple(examples))
-
-
-HEADINGS: dict[Level, str] = {"problem": "PROBLEMS", "warning": "WARNINGS", "ok": "PASSED"}
-MARKS: dict[Level, str] = {"problem": "✗", "warning": "!", "ok": "✓"}
-SHOWN = 4
-"""Examples of a finding in the terminal; the page and the JSON object have more."""
+HEADINGS: dict[Level, str] = {"problem": "PROBLEMS", "warning": "WARNINGS", "ok": "PASSED", "unchecked": "NOT CHECKED"}
+MARKS: dict[Level, str] = {"problem": "✗", "warning": "!", "ok": "✓", "unchecked": "-"}
+SHOWN = 4  # examples of a finding in the terminal; the page and the JSON object have more
 WIDTH = 110
 
 
 def report(diagnosis: Diagnosis) -> Iterator[tuple[Level | None, str]]:
     """The lines of the report, each with the level that determines its color."""
-    yield None, heading(diagnosis)
+    yield None, diagnosis.heading()
     for level, title in HEADINGS.items():
-        findings = diagnosis.at(level)
-        if findings:
+        if diagnosis.at(level):
             yield None, ""
             yield level, title
-            for finding in findings:
-                yield from finding_lines(finding)
+        for finding in diagnosis.at(level):
+            indent = f"  {MARKS[level]} "
+            yield level, textwrap.fill(finding.text, WIDTH, initial_indent=indent, subsequent_indent="    ")
+            if finding.advice:
+                yield None, textwrap.fill(finding.advice, WIDTH, initial_indent="    → ", subsequent_indent="      ")
+            for example in finding.examples[:SHOWN]:  # in one line, whatever characters the file names contain
+                several = len({image.label for image in example.images}) > 1
+                images = ("  =  " if example.note == EXACT else "  ≈  ").join(
+                    f"{image.split}: {image.key}" + (f" [{image.label}]" if several else "")
+                    for image in example.images[:2]
+                )
+                yield None, "      " + printable(f"{images}  ({example.note})" if images else example.note)
+            more = finding.count - min(len(finding.examples), SHOWN)
+            if finding.examples and more > 0:
+                yield None, f"      and {more:,} more"
     yield None, ""
-    yield None, verdict(diagnosis)
-
-
-def heading(diagnosis: Diagnosis) -> str:
-    splits = ", ".join(f"{name} {size:,}" for name, size in diagnosis.splits.items())
-    images = plural(sum(diagnosis.splits.values()), "image")
-    return printable(
-        f"{diagnosis.data}: {images} ({splits}), {plural(diagnosis.classes, 'class')}, "
-        f"{diagnosis.bytes / 1e6:,.1f} MB, examined in {diagnosis.seconds:.1f} s"
-    )
-
-
-def finding_lines(finding: Finding) -> Iterator[tuple[Level | None, str]]:
-    indent = f"  {MARKS[finding.level]} "
-    yield finding.level, textwrap.fill(finding.text, WIDTH, initial_indent=indent, subsequent_indent="    ")
-    if finding.advice:
-        yield None, textwrap.fill(finding.advice, WIDTH, initial_indent="    → ", subsequent_indent="      ")
-    for example in finding.examples[:SHOWN]:
-        yield None, f"      {example_line(example)}"
-    more = finding.count - min(len(finding.examples), SHOWN)
-    if finding.examples and more > 0:
-        yield None, f"      and {more:,} more"
-
-
-def example_line(example: FindingExample) -> str:
-    """The images and the note in one line, whatever characters the file names contain."""
-    labels = {image.label for image in example.images}
-    images = ("  =  " if example.note == EXACT else "  ≈  ").join(
-        f"{image.split}: {image.key}" + (f" [{image.label}]" if len(labels) > 1 else "") for image in example.images[:2]
-    )
-    return printable(f"{images}  ({example.note})" if images else example.note)
-
-
-def verdict(diagnosis: Diagnosis) -> str:
-    problems, warnings = len(diagnosis.at("problem")), len(diagnosis.at("warning"))
-    counts = [plural(count, noun) for count, noun in ((problems, "problem"), (warnings, "warning")) if count]
-    return f"{'Fix before training' if problems else 'Ready for training'}{': ' * bool(counts)}{' and '.join(counts)}."
+    yield None, diagnosis.verdict()

@@ -10,7 +10,7 @@ import hashlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntFlag, auto
+from enum import IntFlag
 from functools import partial
 from typing import Any
 
@@ -18,54 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitruvian.data.decode import Problem, ReducedImage, open_reduced, orientation, problem_of, reason
+from vitruvian.data.decode import Problem, open_reduced, orientation, problem_of, reason
 from vitruvian.data.sources import Source
 from vitruvian.data.workers import in_order
 from vitruvian.progress import Track
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
-Rows = NDArray[np.int64]
-"""Indices of images in a scan."""
-
-WORKER_CHUNK = 32
-"""Number of images that a worker examines per task."""
+Rows = NDArray[np.int64]  # indices of images in a scan
+WORKER_CHUNK = 32  # number of images that a worker examines per task
 MAX_REASONS = 1000
-
-DRAFT_SIDE = 256
-"""JPEG images are decoded at the smallest of their scales whose sides are at least this, in pixels."""
-
-_LABELS = [("split", "u1"), ("label", "i4"), ("index", "i8")]
-_MEASURED = [("problem", "u1"), ("traits", "u2"), ("rows", "i4"), ("columns", "i4"), ("bytes", "i8"), ("pixels", "u8")]
-RECORD = np.dtype(_LABELS + _MEASURED)
-"""The record of one image in memory: where it is, and the properties in ImageRecord."""
-
-
-class Trait(IntFlag):
-    """Unusual properties of an image."""
-
-    NONE = 0
-    CMYK = auto()
-    DEEP = auto()
-    ALPHA = auto()
-    ROTATED = auto()
-    ANIMATED = auto()
-    GRAY_END = auto()
-
-
-@dataclass(kw_only=True, slots=True)
-class ImageRecord:
-    """The properties of one image."""
-
-    sketch: Bytes
-    bytes: int = 0
-    columns: int = 0
-    rows: int = 0
-    traits: Trait = Trait.NONE
-    pixels: int = 0
-    """A hash of its size and pixels."""
-    problem: Problem = Problem.NONE
-    reason: str = ""
+DRAFT_SIDE = 256  # JPEG images are decoded at the smallest of their scales whose sides are at least this, in pixels
+Trait = IntFlag("Trait", "CMYK DEEP ALPHA ROTATED ANIMATED GRAY_END")  # unusual properties of an image
+PLACE = [("split", "u1"), ("label", "i4"), ("index", "i8")]
+MEASURED = [("problem", "u1"), ("traits", "u2"), ("rows", "i4"), ("columns", "i4"), ("bytes", "i8"), ("pixels", "u8")]
+RECORD = np.dtype(PLACE + MEASURED)  # one image; `pixels` are 64 bits, equal for images of equal size and pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +40,13 @@ class Scan:
     """All images of a dataset, split after split, in the order of their sources."""
 
     splits: Mapping[str, Source]
-    records: NDArray[np.void]
-    """One RECORD per image."""
-    sketches: Bytes
-    """One sketch per image, in a temporary file rather than in memory; zeros if the image cannot be read."""
-    reasons: dict[int, str]
-    """Why images cannot be read, by row; the first thousand only."""
+    records: NDArray[np.void]  # one RECORD per image
+    sketches: Bytes  # one per image, in a temporary file rather than in memory; zeros if it cannot be read
+    reasons: dict[int, str]  # why images cannot be read, by row; the first thousand only
 
     @property
     def readable(self) -> NDArray[np.bool_]:
         return np.asarray(self.records["problem"] == Problem.NONE)
-
-    def source(self, row: int) -> tuple[str, Source, int]:
-        """The split, the source and the index in it of the image in this row."""
-        name = list(self.splits)[self.records["split"][row]]
-        return name, self.splits[name], int(self.records["index"][row])
 
 
 def scan(splits: Mapping[str, Source], *, workers: int, track: Track) -> Scan:
@@ -99,12 +58,10 @@ def scan(splits: Mapping[str, Source], *, workers: int, track: Track) -> Scan:
         sketches = np.memmap(file, np.uint8, "w+", shape=(total, SKETCH_BYTES))
     positions = ((split, index) for split, source in enumerate(sources) for index in range(len(source)))
     examined = in_order(partial(examine, sources), positions, workers=workers, chunk=WORKER_CHUNK)
-    for row, record in enumerate(track(examined, total)):
-        for name, _ in _MEASURED:
-            records[name][row] = getattr(record, name)
-        sketches[row] = record.sketch
-        if record.reason and len(reasons) < MAX_REASONS:
-            reasons[row] = record.reason
+    for row, (record, drawn, problem) in enumerate(track(examined, total)):
+        records[row], sketches[row] = record, drawn
+        if problem and len(reasons) < MAX_REASONS:
+            reasons[row] = problem
     start = 0
     for split, source in enumerate(sources):
         part = records[start : start + len(source)]
@@ -113,28 +70,26 @@ def scan(splits: Mapping[str, Source], *, workers: int, track: Track) -> Scan:
     return Scan(splits, records, sketches, reasons)
 
 
-def examine(sources: Sequence[Source], position: tuple[int, int]) -> ImageRecord:
-    """Read one sample, given by the indices of its source and in it; it may be broken in any way."""
+def examine(sources: Sequence[Source], position: tuple[int, int]) -> tuple[NDArray[np.void], Bytes, str]:
+    """Read one sample, given by the indices of its source and in it; it may be broken in any way.
+
+    Returns its RECORD, its sketch, and why it cannot be read.
+    """
     split, index = position
-    record = ImageRecord(sketch=np.zeros(SKETCH_BYTES, np.uint8))
+    record, drawn, problem = np.zeros((), RECORD), np.zeros(SKETCH_BYTES, np.uint8), ""
     try:
         data = sources[split].read(index)
-        record.bytes = len(data) if isinstance(data, bytes) else data.nbytes
+        record["bytes"] = len(data) if isinstance(data, bytes) else data.nbytes
         image = open_reduced(data, DRAFT_SIDE)
-        record.columns, record.rows = image.size
-        record.traits = traits_of(image.stored)
-        record.pixels = hash_pixels(image)
-        record.sketch = sketch(image.upright)
+        record["columns"], record["rows"] = image.size
+        record["traits"] = traits_of(image.stored)
+        size = f"{image.size} as {image.upright.size}".encode()
+        hashed = hashlib.blake2b(image.upright.tobytes(), digest_size=8, key=size)
+        record["pixels"] = int.from_bytes(hashed.digest(), "little")
+        drawn = sketch(image.upright)
     except Exception as error:  # sources and Pillow raise any kind of error for broken files
-        record.reason = reason(error)
-        record.problem = problem_of(error)
-    return record
-
-
-def hash_pixels(image: ReducedImage) -> int:
-    """64 bits that are equal for images of equal size and pixels."""
-    size = f"{image.size} as {image.upright.size}".encode()
-    return int.from_bytes(hashlib.blake2b(image.upright.tobytes(), digest_size=8, key=size).digest(), "little")
+        record["problem"], problem = problem_of(error), reason(error)
+    return record, drawn, problem
 
 
 def traits_of(image: Image.Image) -> Trait:
@@ -176,17 +131,11 @@ SKETCH_BYTES = SIDE * SIDE + 2 * CELLS * CELLS
 # Two sketches show the same image within these limits, measured on 502 photographs. Halved, at a third of the size,
 # squashed, re-encoded (JPEG 50 and 20), 15% darker or with 20% more contrast, all stay within them; 15% brighter,
 # which clips the highlights, 98%; with a patch of an eighth of the side painted over, 21%; with a tenth cropped, 0.4%.
-MIN_CORRELATION = 0.98
-"""Minimum correlation of brightness."""
-MAX_LEVELS = 20.0
-"""Maximum mean difference in a cell of 4x4 points, in levels of 255, after equalizing brightness and contrast."""
-MAX_COLOR_LEVELS = 20.0
-"""Maximum difference of color in a cell."""
-
-BANDS = 8
-"""Parts of 16 bits in an image's hash; two images are compared if one part is equal."""
-CHUNK = 2048
-"""Number of sketches processed at once; bounds the memory."""
+MIN_CORRELATION = 0.98  # minimum correlation of brightness
+MAX_LEVELS = 20.0  # maximum mean difference in a cell of 4x4 points, of 255, with equal brightness and contrast
+MAX_COLOR_LEVELS = 20.0  # maximum difference of color in a cell
+BANDS = 8  # parts of 16 bits in an image's hash; two images are compared if one part is equal
+CHUNK = 2048  # number of sketches processed at once; bounds the memory
 
 
 def sketch(image: Image.Image) -> Bytes:

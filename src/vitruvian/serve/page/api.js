@@ -64,7 +64,7 @@ const live = {
     if (rejected) predictions[0].rejected = true;
     return predictions;
   },
-  inspect: (model, image, fields) => ask("inspect", form(image, { model, ...fields })),
+  inspect: (model, image, { erased = [], ...fields }) => ask("inspect", form(image, { model, erased: erased.join(","), ...fields })),
 };
 
 function recorded(content) {
@@ -73,15 +73,16 @@ function recorded(content) {
     models: async () => content.panels.map((panel) => panel.facts),
     async predict(model, image, { erased = [] } = {}) {
       const panel = panelOf(model);
-      if (!erased.length) return panel.predictions;
-      if (erased.join() === panel.erased.join()) return panel.predictionsErased;
-      throw new Problem("This is a saved page: erasing other patches needs the running service.");
+      return erased.length ? panel.predictionsErased : panel.predictions;
     },
-    async inspect(model, image, { parts, layer }) {
+    // Parts that depend on a layer or on a class are recorded once for each.
+    async inspect(model, image, { parts, layer, target }) {
       const { inside } = panelOf(model);
       const result = { grid: inside.grid };
       for (const part of parts.split(",")) {
-        result[part] = part === "attention" || part === "similarity" ? inside[part][layer] : inside[part];
+        const choice = { attention: layer, similarity: layer, gradient: target }[part];
+        result[part] = choice === undefined ? inside[part] : inside[part][choice];
+        if (!result[part]) throw new Problem("This is a saved page: the map of this class needs the running service.");
       }
       return result;
     },

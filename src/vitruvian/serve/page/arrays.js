@@ -49,17 +49,18 @@ export function drawColorBar(canvas) {
   canvas.getContext("2d").drawImage(heat(steps, 1, 64), 0, 0, canvas.width, canvas.height);
 }
 
-// A matrix of all tokens: its row or column of one token, or the mean of all patches' for null without prefix tokens.
-export function line(matrix, tokens, token, across) {
-  const values = new Float32Array(tokens);
-  if (token === null) {
-    for (let i = 0; i < matrix.length; i += 1) values[across ? i % tokens : Math.floor(i / tokens)] += matrix[i] / tokens;
-    return values;
-  }
-  for (let other = 0; other < tokens; other += 1) {
-    values[other] = matrix[across ? token * tokens + other : other * tokens + token];
-  }
-  return values;
+// The row of a token in a matrix (tokens x tokens).
+export const rowOf = (matrix, tokens, token) => matrix.subarray(token * tokens, (token + 1) * tokens);
+
+// The column of a token in a matrix (tokens x tokens).
+export const columnOf = (matrix, tokens, token) => Float32Array.from({ length: tokens }, (_, row) => matrix[row * tokens + token]);
+
+// The row of a token, or for null the mean of all patches' rows, which begin after `prefix` other tokens.
+export function attentionOf(matrix, tokens, token, prefix) {
+  if (token !== null) return rowOf(matrix, tokens, token);
+  const mean = new Float32Array(tokens);
+  for (let i = prefix * tokens; i < matrix.length; i += 1) mean[i % tokens] += matrix[i] / (tokens - prefix);
+  return mean;
 }
 
 // One head (tokens x tokens) of the attention of a layer, or the mean of all for -1.

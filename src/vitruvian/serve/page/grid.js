@@ -4,12 +4,26 @@ import { heat, stretched } from "./arrays.js";
 
 const CANVAS_SIDE = 560;
 
+// The mean color of an image, by which the service replaces erased patches.
+function meanColor(pixels) {
+  const sums = [0, 0, 0];
+  for (let i = 0; i < pixels.length; i += 1) if (i % 4 < 3) sums[i % 4] += pixels[i];
+  return `rgb(${sums.map((sum) => Math.round((4 * sum) / pixels.length)).join(" ")})`;
+}
+
+// The patch of a grid (rows, columns) where the center of a patch of another grid lies.
+export function patchAt(patch, [rows, columns], [toRows, toColumns]) {
+  const [down, across] = [(Math.floor(patch / columns) + 0.5) / rows, ((patch % columns) + 0.5) / columns];
+  return Math.floor(down * toRows) * toColumns + Math.floor(across * toColumns);
+}
+
 export class PatchGrid {
   // `on` has functions: hover(patch or null), hold(patch or null), paint(patch, first).
   constructor(label, on) {
     this.figure = document.createElement("figure");
     this.canvas = document.createElement("canvas");
     this.caption = document.createElement("figcaption");
+    this.caption.setAttribute("aria-live", "polite");
     this.canvas.tabIndex = 0;
     this.canvas.setAttribute("role", "application");
     this.canvas.setAttribute("aria-label", `${label}: arrows move the patch, Enter holds it, Space erases it`);
@@ -26,7 +40,9 @@ export class PatchGrid {
     this.canvas.height = Math.round(image.height * scale);
     this.gray = document.createElement("canvas");
     [this.gray.width, this.gray.height] = [image.width, image.height];
-    const pen = this.gray.getContext("2d");
+    const pen = this.gray.getContext("2d", { willReadFrequently: true });
+    pen.drawImage(image, 0, 0);
+    this.mean = meanColor(pen.getImageData(0, 0, image.width, image.height).data);
     pen.filter = "grayscale(1)";
     pen.drawImage(image, 0, 0);
   }
@@ -39,16 +55,18 @@ export class PatchGrid {
     pen.imageSmoothingEnabled = this.image.width > 64;
     pen.globalAlpha = 1;
     pen.drawImage(values ? this.gray : this.image, 0, 0, width, height);
+    pen.fillStyle = values ? "#808080" : this.mean;
+    for (const each of erased) pen.fillRect(...this.box(each));
     if (values) {
       pen.imageSmoothingEnabled = false;
       pen.globalAlpha = 0.66;
       pen.drawImage(heat(stretched(values), this.rows, this.columns), 0, 0, width, height);
       pen.globalAlpha = 1;
     }
-    for (const each of erased) this.hatch(pen, each);
+    for (const each of erased) this.strike(pen, each);
     if (patch !== null) this.frame(pen, patch);
     this.patch = patch;
-    this.caption.textContent = caption;
+    if (this.caption.textContent !== caption) this.caption.textContent = caption;
   }
 
   box(patch) {
@@ -64,14 +82,13 @@ export class PatchGrid {
     pen.strokeRect(x + 1, y + 1, wide - 2, high - 2);
   }
 
-  hatch(pen, patch) {
+  // Marks an erased patch by a line across it.
+  strike(pen, patch) {
     const [x, y, wide, high] = this.box(patch);
     pen.save();
     pen.beginPath();
     pen.rect(x, y, wide, high);
     pen.clip();
-    pen.fillStyle = "rgb(128 128 128 / 0.85)";
-    pen.fillRect(x, y, wide, high);
     [pen.strokeStyle, pen.lineWidth] = ["rgb(255 255 255 / 0.7)", 2];
     pen.beginPath();
     pen.moveTo(x, y + high);

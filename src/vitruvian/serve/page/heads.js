@@ -1,10 +1,10 @@
 // All heads of a layer as small maps; choosing one shows it large.
 
-import { headMatrix, heat, line, softened, stretched } from "./arrays.js";
+import { attentionOf, headMatrix, heat, softened, stretched } from "./arrays.js";
 
 const CELL = 6;
 
-// `token` is the one that looks, `prefix` the number of tokens before the patches.
+// `token` is the one that attends, null for the mean of all patches; `prefix` the number of tokens before the patches.
 export function showHeads(place, attention, { token, prefix, rows, columns, chosen, choose }) {
   const [heads, tokens] = attention.shape;
   if (place.childElementCount !== heads) {
@@ -13,7 +13,7 @@ export function showHeads(place, attention, { token, prefix, rows, columns, chos
   for (let head = 0; head < heads; head += 1) {
     const each = place.children[head];
     each.setAttribute("aria-pressed", String(head === chosen));
-    const values = line(headMatrix(attention, head), tokens, token, true).subarray(prefix);
+    const values = attentionOf(headMatrix(attention, head), tokens, token, prefix).subarray(prefix);
     const canvas = each.firstElementChild;
     if (canvas.width !== columns * CELL) [canvas.width, canvas.height] = [columns * CELL, rows * CELL];
     const pen = canvas.getContext("2d");

@@ -3,10 +3,11 @@
 import { api, busy, Problem, saved, showProblem } from "./api.js";
 import { drawColorBar } from "./arrays.js";
 import { digitImage, listenForDrawing } from "./draw.js";
+import { patchAt } from "./grid.js";
 import { listenForImages, sample, showSamples } from "./input.js";
 import { Panel, LABELS } from "./panel.js";
 import { download, savedPage } from "./save.js";
-import { change, onChange, readState, state } from "./state.js";
+import { change, onChange, readState, state, stateText } from "./state.js";
 
 const SHOWS = { attention: "Attention", similarity: "Similar patches", rollout: "Rollout", class: "Class map", erase: "Erase" };
 const PHOTOS = ["cat", "coffee", "rocket"];
@@ -16,6 +17,7 @@ const offline = saved();
 let models = [];
 let panels = [];
 let image = null;
+let awaited = false; // whether the link is to an image that is not part of it, and still to be chosen
 
 const factsOf = (name) => models.find((facts) => facts.name === name);
 
@@ -45,33 +47,37 @@ function makePanels() {
 // Hovering a patch of one model shows the same place in the other.
 function shareHover(from, patch) {
   for (const panel of panels) {
-    if (panel === from || !panel.grid || patch === null) panel.hover(patch);
-    else {
-      const down = (Math.floor(patch / from.columns) + 0.5) / from.grid[0];
-      const across = ((patch % from.columns) + 0.5) / from.columns;
-      panel.hover(Math.floor(down * panel.grid[0]) * panel.columns + Math.floor(across * panel.columns));
-    }
+    panel.hover(panel.grid && patch !== null ? patchAt(patch, from.grid, panel.grid) : patch);
   }
 }
 
+function setSlider(name, { max, value, text, hidden }) {
+  [byId(name).max, byId(name).value] = [max, value];
+  byId(name).setAttribute("aria-valuetext", text);
+  byId(`${name}-text`).textContent = text;
+  byId(`${name}-control`).hidden = hidden;
+}
+
+const hasClasses = () => panels.some(({ facts }) => facts.vit && facts.num_classes);
+
+// The controls act on all panels. Layers are those of the first model; a deeper or shallower one shows the layer at the
+// same relative depth. Heads are those of the model with the most; one with fewer shows its mean and says so.
 function fitControls() {
-  const { vit } = panels[0].facts;
-  byId("controls").hidden = !vit || !image;
-  if (!vit) return;
-  const [layer, head] = [byId("layer"), byId("head")];
-  [layer.max, head.max] = [vit.depth - 1, vit.num_heads - 1];
-  layer.value = state.layer < 0 ? vit.depth - 1 : state.layer;
-  head.value = state.head;
-  byId("layer-text").value = `${layer.value} of ${vit.depth - 1}`;
-  byId("head-text").value = Number(head.value) < 0 ? "mean" : head.value;
-  byId("layer-label").hidden = !["attention", "similarity"].includes(state.show);
-  byId("head-label").hidden = state.show !== "attention";
-  byId("restore").hidden = !state.erased;
+  const vits = panels.map(({ vit }) => vit).filter(Boolean);
+  byId("controls").hidden = !vits.length || !image;
+  if (!vits.length) return;
+  const last = vits[0].depth - 1;
+  const layer = state.layer < 0 ? last : Math.min(state.layer, last);
+  setSlider("layer", { max: last, value: layer, text: `${layer} of ${last}`, hidden: !["attention", "similarity"].includes(state.show) });
+  const heads = Math.max(...vits.map(({ num_heads: count }) => count));
+  const head = Math.min(state.head, heads - 1);
+  setSlider("head", { max: heads - 1, value: head, text: head < 0 ? "mean" : `${head} of ${heads - 1}`, hidden: state.show !== "attention" });
+  byId("restore").hidden = !state.erased || offline;
   byId("scale").hidden = state.show === "erase";
   for (const button of byId("show").children) {
     const chosen = button.dataset.show === state.show;
     button.setAttribute("aria-checked", String(chosen));
-    button.hidden = button.dataset.show === "class" && !panels[0].facts.num_classes;
+    button.hidden = button.dataset.show === "class" && !hasClasses();
     button.tabIndex = chosen ? 0 : -1;
   }
 }
@@ -88,7 +94,7 @@ function makeShows() {
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (!step) return;
     event.preventDefault();
-    const names = Object.keys(SHOWS).filter((name) => name !== "class" || panels[0].facts.num_classes);
+    const names = Object.keys(SHOWS).filter((name) => name !== "class" || hasClasses());
     change({ show: names[(names.indexOf(state.show) + step + names.length) % names.length] });
     byId("show").querySelector("[aria-checked=true]").focus();
   });
@@ -96,10 +102,19 @@ function makeShows() {
 
 async function use(next, { keep = false } = {}) {
   image = next;
-  change({ sample: next.sample || "", digit: next.digit || "", ...(keep ? {} : { patch: "", erased: "", class: -1 }) });
+  waitForImage(false);
+  const origin = { sample: next.sample || "", digit: next.digit || "", image: next.sample || next.digit ? "" : "own" };
+  change({ ...origin, ...(keep ? {} : { patch: "", erased: "", class: -1, of: -1 }) });
   for (const button of byId("samples").children) button.setAttribute("aria-pressed", String(button.dataset.sample === state.sample));
   fitControls();
   await Promise.all(panels.map((panel) => panel.ask(next)));
+}
+
+// A link does not contain an image of one's own: ask for it instead of showing another.
+function waitForImage(needed) {
+  awaited = needed;
+  byId("missing").hidden = !needed;
+  byId("panels").hidden = needed;
 }
 
 async function useSample(name, options) {
@@ -112,6 +127,7 @@ async function useSample(name, options) {
 
 function listenToState() {
   onChange((changed) => {
+    byId("copied").hidden = true; // the link of the view before
     if (["model", "with", "labels"].some((name) => changed.has(name))) {
       fillModels();
       makePanels();
@@ -121,9 +137,9 @@ function listenToState() {
     fitControls();
     for (const panel of panels) {
       if (changed.has("erased")) panel.askErased();
-      if (changed.has("show") || changed.has("class")) panel.showPredictions();
+      if (["show", "class", "of"].some((name) => changed.has(name))) panel.showPredictions();
       if (changed.has("layer") && panel.vit) panel.showLayers();
-      if (["show", "layer", "class"].some((name) => changed.has(name))) panel.askInside();
+      if (["show", "layer", "class", "of", "erased"].some((name) => changed.has(name))) panel.askInside();
       panel.draw();
     }
   });
@@ -132,7 +148,7 @@ function listenToState() {
 function listenToControls() {
   byId("model").addEventListener("change", (event) => {
     const other = state.with === event.target.value ? "" : state.with;
-    change({ model: event.target.value, with: other, layer: -1, head: -1, patch: "", erased: "", class: -1 });
+    change({ model: event.target.value, with: other, layer: -1, head: -1, patch: "", erased: "", class: -1, of: -1 });
   });
   byId("compare").addEventListener("change", (event) => change({ with: event.target.value }));
   byId("layer").addEventListener("input", (event) => change({ layer: Number(event.target.value) }));
@@ -142,10 +158,11 @@ function listenToControls() {
     change({ labels: byId("labels-text").value.trim(), erased: "" });
   });
   byId("restore").addEventListener("click", () => change({ erased: "" }));
-  byId("link").addEventListener("click", async () => {
-    await navigator.clipboard.writeText(location.href);
-    byId("link").textContent = "Copied";
-    setTimeout(() => { byId("link").textContent = "Copy link"; }, 1500);
+  byId("link").addEventListener("click", copyLink);
+  byId("choose-missing").addEventListener("click", () => byId("file").click());
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault(); // the state is in the place of the fragment
+    byId("panels").focus();
   });
   byId("save").addEventListener("click", async () => {
     if (!image) return;
@@ -161,6 +178,23 @@ function listenToControls() {
     byId("key").hidden = true;
     start();
   });
+}
+
+// The link in a field, selected. Browsers offer the clipboard only over HTTPS and on this computer; elsewhere an older
+// command may work, and otherwise the keys for copying do.
+async function copyLink() {
+  const field = byId("copied-link");
+  byId("copied").hidden = false;
+  field.value = `${location.href.split("#")[0]}#${stateText()}`;
+  field.select();
+  let done = true;
+  try {
+    await navigator.clipboard.writeText(field.value);
+  } catch {
+    done = document.execCommand("copy");
+  }
+  const text = done ? "Copied" : "Copy this link";
+  byId("copied-text").textContent = state.image ? `${text}. The image is not part of it:` : `${text}:`;
 }
 
 function openSaved() {
@@ -183,13 +217,15 @@ async function start() {
   makePanels();
   if (offline) await use({ sample: state.sample, digit: state.digit, name: "saved" }, { keep: true });
   else if (state.digit) await use(await digitImage(state.digit), { keep: true });
+  else if (state.image && !state.sample) waitForImage(true);
   else await useSample(state.sample || (models[0].digits ? "3" : PHOTOS[0]), { keep: true });
 }
 
 if (offline) openSaved();
 else {
   readState(location.hash);
-  listenForImages((next) => use(next));
+  window.addEventListener("hashchange", () => location.reload()); // another link in the same tab
+  listenForImages((next) => use(next, { keep: awaited }));
   listenForDrawing(async (text) => use(await digitImage(text)));
 }
 makeShows();

@@ -1,7 +1,7 @@
 // The predictions as bars, and the predictions after each layer as a chart.
 
 const COLORS = ["--c0", "--c1", "--c2", "--c3", "--c4", "--c5"];
-const DASHES = ["", "6 3", "2 3", "8 3 2 3", "4 2", "1 2"];
+const DASHES = ["", "7 5", "2 5", "9 4 2 4", "12 5", "4 3"];
 const WIDTH = 380;
 const HEIGHT = 200;
 const EDGE = { left: 38, right: 12, top: 10, bottom: 30 };
@@ -11,15 +11,19 @@ export function percent(share) {
   return `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)}%`;
 }
 
-// Bars of the predictions; with `before`, a mark at the probability before patches were erased.
-export function showPredictions(place, predictions, { before = null, chosen = -1, choose }) {
+// Bars of the predictions; with `before`, a mark at the probability before patches were erased. `choose` is null where
+// there is nothing to choose.
+export function showPredictions(place, predictions, { before = null, chosen = -1, choose = null }) {
   const marks = new Map((before || []).map((prediction) => [prediction.index, prediction.probability]));
   place.replaceChildren(...predictions.map((prediction) => {
-    const button = document.createElement("button");
-    button.className = "prediction";
-    button.type = "button";
-    button.setAttribute("aria-pressed", String(prediction.index === chosen));
-    button.title = "Show the class map of this prediction";
+    const entry = document.createElement(choose ? "button" : "div");
+    entry.className = "prediction";
+    if (choose) {
+      entry.type = "button";
+      entry.setAttribute("aria-pressed", String(prediction.index === chosen));
+      entry.title = "Show the class map of this prediction";
+      entry.addEventListener("click", () => choose(prediction.index));
+    }
     const [label, number, track, fill] = ["span", "span", "span", "span"].map((kind) => document.createElement(kind));
     label.textContent = prediction.label;
     [number.className, track.className, fill.className] = ["number", "track", "fill"];
@@ -34,9 +38,8 @@ export function showPredictions(place, predictions, { before = null, chosen = -1
       mark.style.left = `${100 * was}%`;
       track.append(mark);
     }
-    button.append(label, number, track);
-    button.addEventListener("click", () => choose(prediction.index));
-    return button;
+    entry.append(label, number, track);
+    return entry;
   }));
   if (predictions[0].rejected) {
     const line = document.createElement("p");
@@ -46,11 +49,23 @@ export function showPredictions(place, predictions, { before = null, chosen = -1
   }
 }
 
+// The best prediction in a few words, for screen readers and small screens.
+export function headline(predictions) {
+  const [{ label, probability, rejected }] = predictions;
+  return rejected ? `Rejected; most similar: ${label}` : `${label}, ${percent(probability)}`;
+}
+
 function svg(kind, attributes, text) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", kind);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
   if (text !== undefined) made.textContent = text;
   return made;
+}
+
+function lineOf(index, points) {
+  const drawn = svg("polyline", { points, "stroke-dasharray": DASHES[index] });
+  drawn.style.stroke = `var(${COLORS[index]})`;
+  return drawn;
 }
 
 // Probabilities of the top predictions if the head reads the tokens after each layer.
@@ -73,17 +88,14 @@ export function showLayers(place, { classes, probabilities, best }, layer) {
   chart.append(svg("line", { class: "now", x1: across(layer + 1), x2: across(layer + 1), y1: up(1), y2: up(0) }));
   [...shown.keys()].reverse().forEach((i) => {
     const points = probabilities.map((row, step) => `${across(step).toFixed(1)},${up(row[i]).toFixed(1)}`).join(" ");
-    const drawn = svg("polyline", { points, "stroke-dasharray": DASHES[i] });
-    drawn.style.stroke = `var(${COLORS[i]})`;
-    chart.append(drawn);
+    chart.append(lineOf(i, points));
   });
   const legend = document.createElement("p");
   legend.className = "legend";
   legend.append(...shown.map((prediction, i) => {
     const entry = document.createElement("span");
-    const swatch = document.createElement("i");
-    swatch.style.borderTopColor = `var(${COLORS[i]})`;
-    if (DASHES[i]) swatch.style.borderTopStyle = "dashed";
+    const swatch = svg("svg", { viewBox: "0 0 26 12", "aria-hidden": "true" });
+    swatch.append(lineOf(i, "1,6 25,6"));
     entry.append(swatch, prediction.label);
     return entry;
   }));

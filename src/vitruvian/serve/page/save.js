@@ -1,22 +1,27 @@
 // Saves the page with its results as one HTML file that works offline.
 
 import { api, busy } from "./api.js";
-import { state, stateText } from "./state.js";
+import { stateText } from "./state.js";
 
 const MODULES = ["state", "api", "arrays", "input", "draw", "predictions", "grid", "heads", "panel", "save", "main"];
 const POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:";
 
-// All results that a panel can show, with attention and similarity of all layers.
-async function gathered(panel, erased) {
-  const { facts, image, before } = panel;
-  const record = { facts, predictions: before, erased, predictionsErased: panel.now, inside: null };
+// All results that a panel can show: attention and similarity of all layers, and the maps of all listed classes.
+async function gathered(panel) {
+  const { facts, image, before, now } = panel;
+  const record = { facts, predictions: before, predictionsErased: now, inside: null };
   if (!facts.vit) return record;
-  const ask = (parts, fields = {}) => api.inspect(facts.name, image, { parts, ...fields });
-  const target = state.class >= 0 ? { target: state.class } : {};
-  const inside = await ask(facts.num_classes ? "input,layers,rollout,gradient" : "input,rollout", target);
+  const erased = [...panel.erased];
+  const request = (parts, fields = {}) => api.inspect(facts.name, image, { parts, erased, ...fields });
+  const inside = await request(facts.num_classes ? "layers,rollout" : "rollout");
+  inside.input = (await request("input", { erased: [] })).input;
+  inside.gradient = {};
+  for (const target of facts.num_classes ? new Set([panel.target, ...[...before, ...(now || [])].map(({ index }) => index)]) : []) {
+    inside.gradient[target] = (await request("gradient", { target })).gradient;
+  }
   [inside.attention, inside.similarity] = [[], []];
   for (let layer = 0; layer < facts.vit.depth; layer += 1) {
-    const result = await ask("attention,similarity", { layer });
+    const result = await request("attention,similarity", { layer });
     inside.attention.push(result.attention);
     inside.similarity.push(result.similarity);
   }
@@ -35,16 +40,15 @@ async function script() {
 export async function savedPage(panels) {
   const records = [];
   for (const panel of panels) {
-    const erased = panel.grid ? [...panel.erased] : [];
-    records.push(await busy(`saving: ${panel.facts.name}`, () => gathered(panel, erased)));
+    records.push(await busy(`saving: ${panel.facts.name}`, () => gathered(panel)));
   }
   const content = { state: stateText(), saved: new Date().toISOString().slice(0, 10), panels: records };
-  const [html, style, code] = await Promise.all([text("./"), text("page/style.css"), script()]);
+  const [html, code, ...styles] = await Promise.all([text("./"), script(), text("page/base.css"), text("page/style.css")]);
   const data = JSON.stringify(content).replaceAll("<", "\\u003c");
-  const inline = `<meta http-equiv="Content-Security-Policy" content="${POLICY}">\n<style>${style}</style>`;
+  const inline = `<meta http-equiv="Content-Security-Policy" content="${POLICY}">\n<style>${styles.join("")}</style>`;
   return html
     .replace(/<link rel="icon".*>\n/, "")
-    .replace(/<link rel="stylesheet".*>/, () => inline)
+    .replace(/(<link rel="stylesheet".*>\n)+/, () => `${inline}\n`)
     .replace(/<script type="module".*<\/script>\n/, "")
     .replace("</body>", () => `<script id="saved" type="application/json">${data}</script>\n<script type="module">${code.replaceAll("</script", "<\\/script")}</script>\n</body>`);
 }

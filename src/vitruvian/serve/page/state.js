@@ -1,9 +1,10 @@
 // The state of the page, stored in the URL after '#', so that a link or a reload shows the same.
 
+// `image` is "own" for an image that is neither a sample nor a drawn digit; `of` is the number of classes that `class` is one of.
 const DEFAULTS = {
-  model: "", with: "", sample: "", digit: "", labels: "", show: "attention", layer: -1, head: -1, patch: "", class: -1, erased: "",
+  model: "", with: "", sample: "", digit: "", image: "", labels: "", show: "attention", layer: -1, head: -1, patch: "", class: -1, of: -1, erased: "",
 };
-const NUMBERS = ["layer", "head", "class"];
+const NUMBERS = ["layer", "head", "class", "of"];
 const listeners = [];
 
 export const state = { ...DEFAULTS };

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -13,36 +14,34 @@ from vitruvian.config import (
     DINOV3_NUMERICS,
     IMAGENET_MEAN,
     IMAGENET_STD,
-    ModelConfig,
     Preprocess,
     RopeConfig,
+    ViTConfig,
 )
 from vitruvian.errors import CheckpointError
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, Family, imagenet_preprocess
 from vitruvian.weights.families.tables import Table, Tensors, pair
-from vitruvian.weights.families.timm import BLOCK_ROWS, TOKEN_ROWS, Timm
+from vitruvian.weights.families.timm import BLOCK_ROWS, TOKEN_ROWS, Timm, check_plain
 
-TRAINING_HEADS = dict.fromkeys(("dino_head.", "ibot_head."), "projection head of the training")
+TRAINING_HEAD = "projection head of the training"
+TRAINING_PARTS = {"mask_token": "token of masked training", "dino_head.": TRAINING_HEAD, "ibot_head.": TRAINING_HEAD}
 
 
-class Dino(Family):
+class Dino(Family[ViTConfig]):
     """Backbones without a head; from a full training checkpoint, the teacher."""
 
     name = "dino"
     numerics = DINO_NUMERICS
     anchor = Timm.anchor
     prefixes = Timm.prefixes
-    ignored: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("head.mlp.", "head.last_layer."), "projection head of the training"
-    )
-    refused = Timm.refused
+    ignored: ClassVar = dict.fromkeys(("head.mlp.", "head.last_layer."), TRAINING_HEAD)
     table = Table(rows=(*TOKEN_ROWS, *BLOCK_ROWS), block=Timm.table.block)
 
     def claims(self, checkpoint: Checkpoint) -> bool:
         """timm's names without a head: DINO's release if in a `.pth`, a timm model if in safetensors."""
-        if self.prefix(checkpoint.tensors) is None:
-            return False
+        if self.marks or self.prefix(checkpoint.tensors) is None:
+            return super().claims(checkpoint)
         names = self.to_table_names(checkpoint.tensors).keys()
         if any(name.startswith(tuple(self.ignored)) for name in names):
             return True
@@ -50,7 +49,11 @@ class Dino(Family):
         is_release = checkpoint.format == "torch" and not checkpoint.settings  # a folder is timm's
         return is_release and "cls_token" in names and not names & others
 
-    def default_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        check_plain(tensors)
+        return Facts(numerics=self.numerics)
+
+    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
         return imagenet_preprocess(config.image_size)
 
 
@@ -64,28 +67,23 @@ class DinoV2(Dino):
         (r"^(blocks\.\d+\.mlp)\.w3\.", r"\1.fc2."),
         (r"^register_tokens", "reg_token"),
     )
-    ignored: ClassVar[dict[str, str]] = {"mask_token": "token of masked training"} | TRAINING_HEADS
+    marks = ("mask_token", "register_tokens", "blocks.0.mlp.w12.weight")
+    ignored: ClassVar = TRAINING_PARTS
     table = Table(rows=(*TOKEN_ROWS, *BLOCK_ROWS, *pair("head", "head")), block=Timm.table.block)
 
-    def claims(self, checkpoint: Checkpoint) -> bool:
-        prefix = self.prefix(checkpoint.tensors)
-        marks = ("mask_token", "register_tokens", "blocks.0.mlp.w12.weight")
-        return prefix is not None and any(prefix + mark in checkpoint.tensors for mark in marks)
-
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
-        """Models with registers resample positions to a size, with antialiasing; others by a scale factor."""
-        registers = "reg_token" in tensors
-        numerics = DINO_NUMERICS.replace(position_resize="bicubic_antialias") if registers else DINO_NUMERICS
-        return Facts(numerics=numerics)
+        """Positions are resampled to a size with antialiasing if the model has registers, else by a scale factor."""
+        facts = super().facts(checkpoint, tensors)
+        resize = "bicubic_antialias" if "reg_token" in tensors else DINO_NUMERICS.position_resize
+        return replace(facts, numerics=DINO_NUMERICS.replace(position_resize=resize))
 
-    def default_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
         """Positions are trained at 518 pixels, but models are evaluated at 224."""
         return imagenet_preprocess((224, 224) if config.image_size == (518, 518) else config.image_size)
 
 
 PERIODS = "rope_embed.periods"
-ROPE_BASE = 100.0
-"""Base of the periods in all published models."""
+ROPE_BASE = 100.0  # base of the periods in all published models
 SATELLITE_MEAN, SATELLITE_STD = (0.430, 0.411, 0.296), (0.213, 0.156, 0.143)
 
 
@@ -97,21 +95,13 @@ class DinoV3(Dino):
 
     name = "dinov3"
     numerics = DINOV3_NUMERICS
-    renames = (
-        (r"^storage_tokens", "reg_token"),
-        (r"^(blocks\.\d+\.mlp)\.w3\.", r"\1.fc2."),
-    )
-    ignored: ClassVar[dict[str, str]] = {
-        "mask_token": "token of masked training",
+    renames = ((r"^storage_tokens", "reg_token"), (r"^(blocks\.\d+\.mlp)\.w3\.", r"\1.fc2."))
+    marks = (PERIODS,)
+    ignored: ClassVar = TRAINING_PARTS | {
         "local_cls_norm.": "norm of small crops in training",
         PERIODS: "wavelengths, which are computed",
         "projectors.": "projection heads of the training",
-    } | TRAINING_HEADS
-    refused: ClassVar[dict[str, str]] = {}
-
-    def claims(self, checkpoint: Checkpoint) -> bool:
-        prefix = self.prefix(checkpoint.tensors)
-        return prefix is not None and prefix + PERIODS in checkpoint.tensors
+    }
 
     def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
         """Multiply biases by their mask (which removes those of keys); join gate and value."""
@@ -119,7 +109,10 @@ class DinoV3(Dino):
         try:
             for name in tensors:
                 if match := re.fullmatch(r"(blocks\.\d+\.attn\.qkv\.bias)_mask", name):
-                    state[match[1]] = apply_mask(state[match[1]], state.pop(name), name)
+                    bias, mask = state[match[1]], state.pop(name)
+                    if mask.shape != bias.shape or not ((mask == 0) | (mask == 1)).all():
+                        raise CheckpointError(f"{name!r} is not a mask of zeros and ones for {len(bias)} biases")
+                    state[match[1]] = bias * mask
                 elif match := re.fullmatch(r"(blocks\.\d+\.mlp)\.w1\.(weight|bias)", name):
                     gate, value = (state.pop(f"{match[1]}.w{part}.{match[2]}") for part in (1, 2))
                     state[f"{match[1]}.fc1.{match[2]}"] = torch.cat([gate, value])
@@ -141,18 +134,12 @@ class DinoV3(Dino):
             settings={"rope": rope, "pos_embed": "none", "pool": "token"},
         )
 
-    def default_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
         """Squash with ImageNet's mean and std; a ViT-L with a norm for small crops was trained on satellite images."""
         has_crop_norm = any(name.endswith("local_cls_norm.weight") for name in checkpoint.tensors)
-        is_satellite = has_crop_norm and getattr(config, "width", 0) == 1024
+        is_satellite = has_crop_norm and config.width == 1024
         mean, std = (SATELLITE_MEAN, SATELLITE_STD) if is_satellite else (IMAGENET_MEAN, IMAGENET_STD)
         return Preprocess(image_size=config.image_size, mean=mean, std=std)
-
-
-def apply_mask(bias: Tensor, mask: Tensor, name: str) -> Tensor:
-    if mask.shape != bias.shape or not ((mask == 0) | (mask == 1)).all():
-        raise CheckpointError(f"{name!r} is not a mask of zeros and ones for {len(bias)} biases")
-    return bias * mask
 
 
 def rope_base(periods: Tensor) -> float:

@@ -1,13 +1,13 @@
-"""Google's `.npz` files: the paper's release with its hybrids, big_vision, and BiT ResNets (the paper's baseline)."""
+"""Google's `.npz` files: the paper's release with its hybrids, MLP-Mixers, big_vision, and BiT ResNets."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from typing import ClassVar
 
-from vitruvian.config import GOOGLE_NUMERICS, ModelConfig, Preprocess, ResNetConfig, ViTConfig
+from vitruvian.config import GOOGLE_NUMERICS, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.weights.checkpoint_files import Checkpoint
-from vitruvian.weights.families.family import Facts, Family, scaled_crop, vit_obstacles
+from vitruvian.weights.families.family import Facts, Family, mixer_obstacles, scaled_size, vit_obstacles
 from vitruvian.weights.families.tables import (
     CONV,
     DENSE,
@@ -26,6 +26,7 @@ from vitruvian.weights.families.tables import (
 )
 
 BLOCK = "Transformer/encoderblock_{i}"
+QKV = ("query", "key", "value")
 UNIT = "block{S}/unit{U}"
 
 
@@ -34,8 +35,12 @@ def layer(native: str, foreign: str, layout: ArrayLayout = DENSE) -> tuple[Row, 
     return Row(f"{native}.weight", (f"{foreign}/kernel",), layout), Row(f"{native}.bias", (f"{foreign}/bias",))
 
 
-def norm(native: str, foreign: str, layout: ArrayLayout = SAME) -> tuple[Row, Row]:
-    return Row(f"{native}.weight", (f"{foreign}/scale",), layout), Row(f"{native}.bias", (f"{foreign}/bias",), layout)
+def norm(
+    native: str, foreign: str, layout: ArrayLayout = SAME, names: tuple[str, str] = ("scale", "bias")
+) -> tuple[Row, ...]:
+    return tuple(
+        Row(f"{native}.{ours}", (f"{foreign}/{name}",), layout) for ours, name in zip(("weight", "bias"), names)
+    )
 
 
 def attention(native: str, foreign: str, parts: tuple[str, ...]) -> tuple[Row, Row]:
@@ -44,18 +49,12 @@ def attention(native: str, foreign: str, parts: tuple[str, ...]) -> tuple[Row, R
     return Row(f"{native}.weight", kernels, HEADS_IN), Row(f"{native}.bias", biases, HEADS_BIAS)
 
 
-def attention_out(native: str, foreign: str) -> tuple[Row, Row]:
-    return Row(f"{native}.weight", (f"{foreign}/out/kernel",), HEADS_OUT), Row(
-        f"{native}.bias", (f"{foreign}/out/bias",)
-    )
-
-
 def block_rows(first_norm: str, attend: str, second_norm: str, mlp: str) -> tuple[Row, ...]:
     """Rows of one encoder block, under the module names of one generation of the code."""
     return (
         *norm("blocks.{i}.norm1", f"{BLOCK}/{first_norm}"),
-        *attention("blocks.{i}.attn.qkv", f"{BLOCK}/{attend}", ("query", "key", "value")),
-        *attention_out("blocks.{i}.attn.proj", f"{BLOCK}/{attend}"),
+        *attention("blocks.{i}.attn.qkv", f"{BLOCK}/{attend}", QKV),
+        *layer("blocks.{i}.attn.proj", f"{BLOCK}/{attend}/out", HEADS_OUT),
         *norm("blocks.{i}.norm2", f"{BLOCK}/{second_norm}"),
         *layer("blocks.{i}.mlp.fc1", f"{BLOCK}/{mlp}/Dense_0"),
         *layer("blocks.{i}.mlp.fc2", f"{BLOCK}/{mlp}/Dense_1"),
@@ -94,14 +93,15 @@ IGNORED = {
 }
 
 
-class Google(Family):
+class Google(Family[ViTConfig]):
     """The paper's release: tanh GELU, eps 1e-6, positions resampled with aligned corners."""
 
     name = "google"
     numerics = GOOGLE_NUMERICS
     anchor = "embedding/kernel"
-    prefixes = ("", "opt/target/", "params/img/", "params/")
-    ignored = IGNORED
+    marks: ClassVar[tuple[str, ...]] = ("Transformer/posembed_input/pos_embedding", "conv_root/kernel")
+    prefixes: ClassVar[tuple[str, ...]] = ("", "opt/target/", "params/img/", "params/")
+    ignored: ClassVar[dict[str, str]] = IGNORED
     suffixes = (".npz",)
     table = Table(
         rows=(
@@ -115,11 +115,6 @@ class Google(Family):
         first_unit=1,
     )
 
-    def claims(self, checkpoint: Checkpoint) -> bool:
-        prefix = self.prefix(checkpoint.tensors)
-        marks = ("Transformer/posembed_input/pos_embedding", "conv_root/kernel")
-        return prefix is not None and any(prefix + mark in checkpoint.tensors for mark in marks)
-
     def to_table_names(self, tensors: Tensors) -> Tensors:
         tensors = super().to_table_names(tensors)
         later = any("/MultiHeadDotProductAttention_0/" in name for name in tensors)
@@ -128,22 +123,19 @@ class Google(Family):
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         return Facts(numerics=self.numerics, num_heads=heads_in(tensors))
 
-    def default_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
         return Preprocess(image_size=config.image_size, antialias=False)
 
-    def obstacles(self, config: ModelConfig) -> Iterator[str]:
-        yield from vit_obstacles(config, "google", paper_only=True)
-        if not isinstance(config, ViTConfig):
-            return
-        if config.pool == "mean" and config.norm_after_pool:
-            yield "google normalizes every token before the mean, not the mean"
-        if config.pool == "mean" and config.cls_token:
-            yield "google has no class token with mean pooling"
-        if not config.qkv_bias:
-            yield "google's query, key and value always have a bias"
+    def obstacles(self, config: ViTConfig) -> list[str]:
+        is_mean = config.pool == "mean"
+        checks = {
+            "google normalizes every token before the mean, not the mean": is_mean and config.norm_after_pool,
+            "google has no class token with mean pooling": is_mean and config.cls_token,
+            "google's query, key and value always have a bias": not config.qkv_bias,
+        }
+        return vit_obstacles(config, "google", checks, paper_only=True)
 
-    def reader_config(self, config: ModelConfig) -> ModelConfig:
-        assert isinstance(config, ViTConfig)
+    def reader_config(self, config: ViTConfig) -> ViTConfig:
         stem = config.stem and config.stem.replace(style="hybrid")
         return config.replace(numerics=self.numerics, stem=stem)
 
@@ -154,10 +146,61 @@ def heads_in(tensors: Tensors) -> int | None:
     return next((t.shape[1] for name, t in tensors.items() if pattern.fullmatch(name) and t.dim() == 3), None)
 
 
+class Lit(Google):
+    """LiT: a ViT beside a BERT (`text_towers.LitText`); a head is the projection to the embeddings of both."""
+
+    prefixes = ("params/img/", "img/")
+    ignored = IGNORED | {"txt/": IGNORED["params/txt/"], "t": IGNORED["params/t"]}
+
+    def claims(self, checkpoint: Checkpoint) -> bool:
+        return super().claims(checkpoint) and any("txt/BertEncoder_0/" in name for name in checkpoint.tensors)
+
+    def to_table_names(self, tensors: Tensors) -> Tensors:
+        return rename(super().to_table_names(tensors), [(r"^head/", "pre_logits/")])
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        has_head = "pre_logits/kernel" in tensors
+        settings = {"projection": has_head, "projection_bias": has_head}
+        return Facts(numerics=self.numerics, num_heads=heads_in(tensors), settings=settings)
+
+
+MIXER_BLOCK = "MixerBlock_{i}"
+
+
+class GoogleMixer(Google):
+    """The release's MLP-Mixers. The file states no positions: its MLPs over the patches fit one image size."""
+
+    anchor = "stem/kernel"
+    marks = ()
+    table = Table(
+        rows=(
+            *layer("embed.patch", "stem", CONV),
+            *norm("blocks.{i}.norm1", f"{MIXER_BLOCK}/LayerNorm_0"),
+            *layer("blocks.{i}.attn.fc1", f"{MIXER_BLOCK}/token_mixing/Dense_0"),
+            *layer("blocks.{i}.attn.proj", f"{MIXER_BLOCK}/token_mixing/Dense_1"),
+            *norm("blocks.{i}.norm2", f"{MIXER_BLOCK}/LayerNorm_1"),
+            *layer("blocks.{i}.mlp.fc1", f"{MIXER_BLOCK}/channel_mixing/Dense_0"),
+            *layer("blocks.{i}.mlp.fc2", f"{MIXER_BLOCK}/channel_mixing/Dense_1"),
+            *norm("norm", "pre_head_layer_norm"),
+            *layer("head", "head"),
+        ),
+        block=r"MixerBlock_(\d+)/",
+    )
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        return Facts(numerics=self.numerics, num_heads=1)
+
+    def obstacles(self, config: ViTConfig) -> list[str]:
+        return mixer_obstacles(config, self.name)
+
+    def expands_positions(self, config: ViTConfig) -> bool:
+        return False
+
+
 POOL_ATTENTION = "MAPHead_0/MultiHeadDotProductAttention_0"
 
 
-class BigVision(Family):
+class BigVision(Family[ViTConfig]):
     """big_vision: the numerics of the paper's release; a position for the class token is added to the token."""
 
     name = "big_vision"
@@ -178,7 +221,7 @@ class BigVision(Family):
             Row("attn_pool.probe", ("MAPHead_0/probe",)),
             *attention("attn_pool.q", POOL_ATTENTION, ("query",)),
             *attention("attn_pool.kv", POOL_ATTENTION, ("key", "value")),
-            *attention_out("attn_pool.proj", POOL_ATTENTION),
+            *layer("attn_pool.proj", f"{POOL_ATTENTION}/out", HEADS_OUT),
             *norm("attn_pool.norm", "MAPHead_0/LayerNorm_0"),
             *layer("attn_pool.mlp.fc1", "MAPHead_0/MlpBlock_0/Dense_0"),
             *layer("attn_pool.mlp.fc2", "MAPHead_0/MlpBlock_0/Dense_1"),
@@ -195,11 +238,11 @@ class BigVision(Family):
         size = TRIMMED_SIGLIP.get(patches) if patches and has_text(checkpoint) else None
         return Facts(numerics=self.numerics, num_heads=heads_in(tensors), fixed_positions=True, image_size=size)
 
-    def default_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
         size = config.image_size
         if has_text(checkpoint):  # SigLIP: `resize(N)|value_range(-1, 1)`
             return Preprocess(image_size=size, antialias=False)
-        return Preprocess(image_size=size, fit="crop", scaled_size=scaled_crop(size, 256, 224), interpolation="area")
+        return Preprocess(image_size=size, fit="crop", scaled_size=scaled_size(size), interpolation="area")
 
 
 TRIMMED_SIGLIP = {(14, 27 * 27): (384, 384)}
@@ -225,14 +268,11 @@ def unstack(tensors: Tensors) -> Tensors:
 
 
 BIT_UNIT = "block{S}/unit{U:02d}"
+BIT_NORM = ("gamma", "beta")
 LETTERS = ((1, "a"), (2, "b"), (3, "c"))
 
 
-def bit_norm(native: str, foreign: str) -> tuple[Row, Row]:
-    return Row(f"{native}.weight", (f"{foreign}/gamma",), VECTOR), Row(f"{native}.bias", (f"{foreign}/beta",), VECTOR)
-
-
-class Bit(Family):
+class Bit(Family[ResNetConfig]):
     """BiT's release: pre-activation ResNets; images are squashed, as in BiT's fine-tuning."""
 
     name = "bit"
@@ -251,10 +291,10 @@ class Bit(Family):
             *(
                 row
                 for n, letter in LETTERS
-                for row in bit_norm(f"stages.{{s}}.{{u}}.norm{n}", f"{BIT_UNIT}/{letter}/group_norm")
+                for row in norm(f"stages.{{s}}.{{u}}.norm{n}", f"{BIT_UNIT}/{letter}/group_norm", VECTOR, BIT_NORM)
             ),
             Row("stages.{s}.{u}.shortcut.weight", (f"{BIT_UNIT}/a/proj/standardized_conv2d/kernel",), CONV),
-            *bit_norm("norm", "group_norm"),
+            *norm("norm", "group_norm", VECTOR, BIT_NORM),
             Row("head.weight", ("head/conv2d/kernel",), POINTWISE),
             Row("head.bias", ("head/conv2d/bias",)),
         ),
@@ -265,12 +305,11 @@ class Bit(Family):
     def prefix(self, tensors: Tensors) -> str | None:
         return super().prefix(rename(tensors, self.renames))
 
-    def default_preprocess(self, checkpoint: object, config: ModelConfig) -> Preprocess:
+    def default_preprocess(self, checkpoint: Checkpoint, config: ResNetConfig) -> Preprocess:
         return Preprocess(image_size=config.image_size, antialias=False)
 
-    def obstacles(self, config: ModelConfig) -> Iterator[str]:
-        if not isinstance(config, ResNetConfig):
-            yield "bit has ResNets only, this is a Vision Transformer"
+    def obstacles(self, config: ResNetConfig) -> list[str]:
+        return []
 
-    def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
+    def from_table_names(self, tensors: Tensors, config: ResNetConfig) -> Tensors:
         return {f"resnet/{name}": tensor for name, tensor in tensors.items()}

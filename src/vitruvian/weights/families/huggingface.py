@@ -2,76 +2,58 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 from vitruvian.config import (
     HUGGINGFACE_NUMERICS,
     Gelu,
     Interpolation,
-    ModelConfig,
+    ModelMeta,
     Numerics,
+    PositionResize,
     Preprocess,
     ViTConfig,
 )
 from vitruvian.errors import CheckpointError, ConfigError
+from vitruvian.model.text_tower import TextConfig
 from vitruvian.settings import Size
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, Family, vit_obstacles
-from vitruvian.weights.families.tables import POSITIONS, STACKED, Row, Tensors, pair, pairs
-
-LAYER = "encoder.layer.{i}"
-QKV = ("query", "key", "value")
-
-
-def attention_rows(layer: str) -> tuple[Row, ...]:
-    return (
-        *pair("blocks.{i}.attn.qkv", *(f"{layer}.attention.attention.{part}" for part in QKV), layout=STACKED),
-        *pair("blocks.{i}.attn.proj", f"{layer}.attention.output.dense"),
-    )
-
-
-EMBEDDING_ROWS = (
-    *pair("embed.patch", "embeddings.patch_embeddings.projection"),
-    Row("embed.cls_token", ("embeddings.cls_token",)),
-    Row(POSITIONS, ("embeddings.position_embeddings",)),
-    *pairs({"norm": "layernorm", "head": "classifier"}),
-)
-
-# Names that transformers 5 has in memory; its files have the earlier names.
-MEMORY_NAMES = (
-    (r"^layers\.", "encoder.layer."),
-    (r"\.attention\.q_proj\.", ".attention.attention.query."),
-    (r"\.attention\.k_proj\.", ".attention.attention.key."),
-    (r"\.attention\.v_proj\.", ".attention.attention.value."),
-    (r"\.attention\.o_proj\.", ".attention.output.dense."),
-)
-MEMORY_MLP = ((r"\.mlp\.fc1\.", ".intermediate.dense."), (r"\.mlp\.fc2\.", ".output.dense."))
-MASK_TOKEN = {"embeddings.mask_token": "token of masked training"}
+from vitruvian.weights.families.tables import Tensors
 
 PREFIXES = {"vit_msn": "vit", "data2vec-vision": "data2vec_vision"}
 """Prefix of the names in a model with a head, if it is not the model type."""
-DEFAULT_DEPTH = 12
-"""`num_hidden_layers` of all these model types if `config.json` does not state it."""
-SHAPE_SETTINGS = {
+POSITION_RESIZE: dict[str, PositionResize] = {
+    "dinov2_with_registers": "bicubic_antialias",
+    "siglip2_vision_model": "bilinear_antialias",
+}
+"""How transformers resamples the positions of a model type, if not as those of most."""
+DEFAULT_DEPTH = 12  # `num_hidden_layers` of all these model types if `config.json` does not state it
+ENCODER_SETTINGS = {
     "hidden_size": "width",
     "intermediate_size": "mlp_dim",
-    "num_channels": "in_channels",
-    "patch_size": "patch_size",
+    "num_hidden_layers": "depth",
+    "num_attention_heads": "num_heads",
 }
-"""Numbers in `config.json` that the arrays determine too; the two must agree."""
+IMAGE_SETTINGS = {"num_channels": "in_channels", "patch_size": "patch_size"}
+DROPOUTS = {"hidden_dropout_prob": "dropout", "attention_probs_dropout_prob": "attention_dropout"}
+"""Names in `config.json` and ours: of image and text towers, of image towers, and of training."""
+ACTIVATIONS: dict[str, Gelu] = {
+    **dict.fromkeys(("gelu", "gelu_python"), "erf"),
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "tanh"),
+    "quick_gelu": "quick",
+}
+WRITTEN_ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
 
 
-class HuggingFace(Family):
+class HuggingFace(Family[ViTConfig]):
     """Base of all model types; eps and GELU come from `config.json`."""
 
+    name = "huggingface"
     numerics = HUGGINGFACE_NUMERICS
     anchor = "embeddings.patch_embeddings.projection.weight"
-    renames: ClassVar[tuple[tuple[str, str], ...]] = MEMORY_NAMES
-    model_types: tuple[str, ...]
-    norm_eps: float
-    """Default of the model type's configuration."""
+    model_types: ClassVar[dict[str, str]]  # model types, and how their classes begin in transformers
+    norm_eps: ClassVar[float]  # default of the model type's configuration
     default_heads = 12
 
     def __init__(self, kind: str = "") -> None:
@@ -80,33 +62,35 @@ class HuggingFace(Family):
 
     def model_type(self, config: ViTConfig) -> str:
         """The model type with which a model is written."""
-        return self.model_types[0]
-
-    @abstractmethod
-    def architecture(self, config: ViTConfig) -> str:
-        """Name of the transformers class that reads the written folder."""
+        return next(iter(self.model_types))
 
     def config_of(self, checkpoint: Checkpoint) -> dict[str, Any]:
         return checkpoint.settings.get("config.json", {})
 
+    def kind_of(self, checkpoint: Checkpoint) -> Any:
+        """The model type that `config.json` states; if it does not, the usual one for these arrays."""
+        return self.config_of(checkpoint).get("model_type", next(iter(self.model_types)))
+
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
-        settings = self.config_of(checkpoint)
-        model_type = settings.get("model_type", self.model_types[0])
-        if model_type not in self.model_types:
+        settings, kind = self.config_of(checkpoint), self.kind_of(checkpoint)
+        if kind not in tuple(self.model_types):
             names = ", ".join(self.model_types)
-            raise CheckpointError(f"config.json says model_type {model_type!r}, the names inside are those of {names}")
+            raise CheckpointError(f"config.json says model_type {kind!r}, the names inside are those of {names}")
+        size, numerics = settings.get("image_size"), self.numerics_of({"model_type": kind} | settings)
         return Facts(
-            numerics=self.numerics_of(settings),
+            numerics=numerics.replace(position_resize=POSITION_RESIZE.get(kind, numerics.position_resize)),
             num_heads=read_int(settings, "num_attention_heads", self.default_heads),
             depth=read_int(settings, "num_hidden_layers", DEFAULT_DEPTH),
             stated=self.shape_settings(settings) | stated_classes(settings, tensors),
-            image_size=read_image_size(settings),
+            image_size=None if size is None else read_size(size, "config.json: image_size"),
             labels=read_labels(settings),
+            known_as=f"huggingface:{kind}" if "model_type" in settings else "",
         )
 
     def shape_settings(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Settings in `config.json` that the arrays determine too."""
-        numbers = {ours: read_int(settings, theirs) for theirs, ours in SHAPE_SETTINGS.items()}
+        names = ("hidden_size", "intermediate_size", *IMAGE_SETTINGS)
+        numbers = {(ENCODER_SETTINGS | IMAGE_SETTINGS)[name]: read_int(settings, name) for name in names}
         return numbers | {"qkv_bias": read_bool(settings, "qkv_bias")}
 
     def numerics_of(self, settings: dict[str, Any]) -> Numerics:
@@ -118,87 +102,71 @@ class HuggingFace(Family):
             raise CheckpointError(f"config.json: layer_norm_eps={eps!r} is not a number")
         return self.numerics.replace(gelu=ACTIVATIONS[activation], norm_eps=float(eps))
 
-    def default_labels(self, num_classes: int) -> None:
-        """None: `config.json` names the classes, or has LABEL_0 and so on for unnamed ones."""
-
-    def embedded_description(self, checkpoint: Checkpoint) -> Any:
-        """None without the JSON files it was written with."""
-        has_files = isinstance(checkpoint.embedded, dict) and "files" in checkpoint.embedded
-        return super().embedded_description(checkpoint) if has_files else None
-
-    def known_as(self, checkpoint: Checkpoint) -> str:
-        kind = self.config_of(checkpoint).get("model_type")
-        return f"huggingface:{kind}" if isinstance(kind, str) else ""
-
-    def stated_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
+    def stated_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess | None:
         settings = checkpoint.settings.get("preprocessor_config.json")
         return None if settings is None else read_preprocessor(settings, config.image_size)
 
-    def obstacles(self, config: ModelConfig) -> Iterator[str]:
-        yield from vit_obstacles(config, "huggingface")
-        if not isinstance(config, ViTConfig):
-            return
+    def obstacles(self, config: ViTConfig) -> list[str]:
         is_mean = config.pool == "mean"
+        no_pre_logits = "huggingface has no pre-logits layer before the head (its classifier bypasses the pooler)"
+        no_mean = "huggingface has no mean pooling with a class token, unless a norm follows the mean (BEiT)"
+        no_norm = "huggingface has no norm after the mean of the patches without a class token"
         checks = {
-            "no pre-logits layer before the head (its classifier bypasses the pooler)": config.representation_size,
-            "no attention pooling (MAP)": config.pool == "map",
-            "no mean pooling with a class token, unless a norm follows the mean (BEiT)": is_mean and config.cls_token,
-            "no norm after the mean of the patches without a class token": (
-                is_mean and config.norm_after_pool and not config.cls_token
-            ),
-            "no hybrids with a ResNet stem": config.stem,
+            no_pre_logits: config.representation_size,
+            "huggingface has no attention pooling (MAP)": config.pool == "map",
+            no_mean: is_mean and config.cls_token,
+            no_norm: is_mean and config.norm_after_pool and not config.cls_token,
+            "huggingface has no hybrids with a ResNet stem": config.stem,
         }
-        yield from (f"huggingface has {what}" for what, is_present in checks.items() if is_present)
+        return vit_obstacles(config, "huggingface", checks)
 
-    def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
-        assert isinstance(config, ViTConfig)
+    def from_table_names(self, tensors: Tensors, config: ViTConfig) -> Tensors:
         if not config.num_classes:
             return tensors
         kind = self.model_type(config)
         prefix = PREFIXES.get(kind, kind) + "."
         return {name if "classifier" in name else prefix + name: tensor for name, tensor in tensors.items()}
 
-    def json_files(self, config: ModelConfig, labels: tuple[str, ...] | None, preprocess: Preprocess) -> dict[str, Any]:
-        assert isinstance(config, ViTConfig)
-        files = {"config.json": self.config_json(config, labels)}
-        return files | ({"preprocessor_config.json": write_preprocessor(preprocess)} if preprocess.stated else {})
+    def json_files(self, config: ViTConfig, meta: ModelMeta) -> dict[str, Any]:
+        files = {"config.json": self.config_json(config, meta.labels)}
+        if meta.preprocess.stated:
+            files["preprocessor_config.json"] = write_preprocessor(meta.preprocess)
+        return files
 
-    def reader_preprocess(self, config: ModelConfig, preprocess: Preprocess) -> Preprocess:
+    def reader_preprocess(self, config: ViTConfig, preprocess: Preprocess) -> Preprocess:
         read = read_preprocessor(write_preprocessor(preprocess), config.image_size)
         is_same = read.scaled_size == (preprocess.scaled_size or preprocess.image_size)
         scaled = preprocess.scaled_size if is_same else read.scaled_size
         return read.replace(floor_crop=preprocess.floor_crop, scaled_size=scaled)  # a difference of at most a pixel
 
-    def reader_config(self, config: ModelConfig) -> ModelConfig:
+    def reader_config(self, config: ViTConfig) -> ViTConfig:
         """`config.json` states GELU and eps, so only the resampling of positions is the family's."""
-        assert isinstance(config, ViTConfig)
-        return config.replace(numerics=config.numerics.replace(position_resize=self.numerics.position_resize))
+        resize = POSITION_RESIZE.get(self.model_type(config), self.numerics.position_resize)
+        return config.replace(numerics=config.numerics.replace(position_resize=resize))
 
     def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
         """`config.json` as transformers writes it."""
         rows, columns = config.image_size
-        names = labels or generic_labels(config.num_classes)
-        settings: dict[str, Any] = {
-            "architectures": [self.architecture(config)],
-            "model_type": self.model_type(config),
-            "hidden_size": config.width,
-            "intermediate_size": config.mlp_dim,
-            "num_hidden_layers": config.depth,
-            "num_attention_heads": config.num_heads,
-            "hidden_act": WRITTEN_ACTIVATIONS[config.numerics.gelu],
-            "layer_norm_eps": config.numerics.norm_eps,
-            "hidden_dropout_prob": config.dropout,
-            "attention_probs_dropout_prob": config.attention_dropout,
-            "image_size": rows if rows == columns else [rows, columns],
-            "patch_size": config.patch_size,
-            "num_channels": config.in_channels,
-            "qkv_bias": config.qkv_bias,
-            "dtype": "float32",
-        }
+        kind = self.model_type(config)
+        class_name = self.model_types[kind] + ("ForImageClassification" if config.num_classes else "Model")
+        class_name += "WithTeacher" if config.distillation and config.num_classes else ""
+        class_name += "WithProjection" if config.representation_size else ""
+        settings = {"architectures": [class_name], "model_type": kind} | encoder_json(config)
+        settings |= {theirs: getattr(config, ours) for theirs, ours in (DROPOUTS | IMAGE_SETTINGS).items()}
+        size = rows if rows == columns else [rows, columns]
+        settings |= {"image_size": size, "qkv_bias": config.qkv_bias, "dtype": "float32"}
         if config.num_classes:
+            names = labels or generic_labels(config.num_classes)
             settings["id2label"] = {str(index): name for index, name in enumerate(names)}
             settings["label2id"] = {name: index for index, name in enumerate(names)}
         return settings
+
+
+def encoder_json(config: ViTConfig | TextConfig) -> dict[str, Any]:
+    """The settings of the Transformer in `config.json`, which image and text towers share."""
+    sizes = {theirs: getattr(config, ours) for theirs, ours in ENCODER_SETTINGS.items()}
+    activation = WRITTEN_ACTIVATIONS[config.numerics.gelu]
+    return sizes | {"hidden_act": activation, "layer_norm_eps": config.numerics.norm_eps}
 
 
 def stated_classes(settings: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
@@ -206,27 +174,6 @@ def stated_classes(settings: dict[str, Any], tensors: Tensors) -> dict[str, Any]
     names = settings.get("id2label")
     count = read_int(settings, "num_labels") or (len(names) if isinstance(names, dict) and names else None)
     return {"num_classes": count} if "classifier.weight" in tensors else {}
-
-
-def add_missing_biases(tensors: Tensors, layers: Iterable[str]) -> None:
-    """If one of these dense layers has a bias, add zeros for those that have none."""
-    weights = {f"{layer}.bias": tensors.get(f"{layer}.weight") for layer in layers}
-    if any(name in tensors for name in weights):
-        missing = {name: weight for name, weight in weights.items() if name not in tensors and weight is not None}
-        tensors.update({name: weight.new_zeros(len(weight)) for name, weight in missing.items() if weight.dim()})
-
-
-ACTIVATIONS: dict[str, Gelu] = {
-    "gelu": "erf",
-    "gelu_python": "erf",
-    "gelu_new": "tanh",
-    "gelu_fast": "tanh",
-    "gelu_pytorch_tanh": "tanh",
-    "quick_gelu": "quick",
-}
-WRITTEN_ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
-RESAMPLING: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "area"}
-"""Pillow's filters by number, as in `resample`."""
 
 
 def read_int(settings: dict[str, Any], key: str, default: int | None = None, *, minimum: int = 1) -> int | None:
@@ -260,11 +207,6 @@ def read_size(value: Any, key: str) -> Size:
     return sides[0], sides[1]
 
 
-def read_image_size(settings: dict[str, Any]) -> Size | None:
-    size = settings.get("image_size")
-    return None if size is None else read_size(size, "config.json: image_size")
-
-
 def read_labels(settings: dict[str, Any]) -> tuple[str, ...] | None:
     """`id2label` in order; None if it is absent or generic (`LABEL_0`)."""
     table = settings.get("id2label")
@@ -287,15 +229,26 @@ def generic_labels(count: int) -> tuple[str, ...]:
     return tuple(f"LABEL_{index}" for index in range(count))
 
 
+RESAMPLING: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "area"}
+"""Pillow's filters by number, as in `resample`."""
+SQUARE_PROCESSORS = ("ViT", "DeiT", "Beit")  # a single number is the side of a square; for others, the shorter side
+NAFLEX = {"patch_size": 16, "max_num_patches": 256}  # defaults of SigLIP 2's processor
+
+
 def read_preprocessor(settings: dict[str, Any], image_size: Size) -> Preprocess:
     """The preprocessing in `preprocessor_config.json`; by default a bilinear squash with mean and std 0.5."""
     if not settings.get("do_resize", True):
-        raise CheckpointError(
-            "preprocessor_config.json: do_resize is false, but images must be resized to the model's input",
-            hint="set it to true, and state the size",
-        )
+        reason = "preprocessor_config.json: do_resize is false, but images must be resized to the model's input"
+        raise CheckpointError(reason, hint="set it to true, and state the size")
     try:
-        mean, std = read_mean_std(settings)
+        # the file's mean and std are for bytes times `rescale_factor`, ours for values from 0 to 1
+        factor = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1.0
+        scale = round(factor * 255, 9)
+        mean: tuple[float, ...] = (0.0,) * 3
+        std: tuple[float, ...] = (1.0,) * 3
+        if settings.get("do_normalize", True):
+            mean, std = (settings.get(key, (0.5,) * 3) for key in ("image_mean", "image_std"))
+        mean, std = tuple(x / scale for x in mean), tuple(x / scale for x in std)
         interpolation = RESAMPLING[settings.get("resample", 2)]
         preprocess = Preprocess(image_size=image_size, interpolation=interpolation, mean=mean, std=std)
         return set_sizes(preprocess, settings)
@@ -303,27 +256,10 @@ def read_preprocessor(settings: dict[str, Any], image_size: Size) -> Preprocess:
         raise CheckpointError(f"preprocessor_config.json cannot be read: {error}") from error
 
 
-def read_mean_std(settings: dict[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std for pixel values from 0 to 1; the file's are for bytes times `rescale_factor`."""
-    factor = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1.0
-    scale = round(factor * 255, 9)
-    if not settings.get("do_normalize", True):
-        return (0.0,) * 3, (1.0 / scale,) * 3
-    mean, std = (settings.get(key, (0.5,) * 3) for key in ("image_mean", "image_std"))
-    return tuple(value / scale for value in mean), tuple(value / scale for value in std)
-
-
-SQUARE_PROCESSORS = ("ViT", "DeiT", "Beit")
-"""Processors for which a single number is the side of a square; for others, it is the shorter side."""
-NAFLEX = {"patch_size": 16, "max_num_patches": 256}
-"""Defaults of SigLIP 2's processor."""
-
-
 def set_sizes(preprocess: Preprocess, settings: dict[str, Any]) -> Preprocess:
     """Add the sizes in the file: a squash, or the shorter side resized; then a center crop."""
     if "max_num_patches" in settings:  # each image keeps its aspect ratio
-        limits = {key: settings.get(key, default) for key, default in NAFLEX.items()}
-        return preprocess.replace(fit="naflex", **limits)
+        return preprocess.replace(fit="naflex", **{key: settings.get(key, NAFLEX[key]) for key in NAFLEX})
     size = settings.get("size")
     shortest = size.get("shortest_edge") if isinstance(size, dict) else None
     crops = bool(settings.get("do_center_crop", "crop_size" in settings and shortest))
@@ -333,12 +269,8 @@ def set_sizes(preprocess: Preprocess, settings: dict[str, Any]) -> Preprocess:
     crop = read_size(settings["crop_size"], "crop_size") if crops and "crop_size" in settings else scaled
     kind = str(settings.get("image_processor_type") or settings.get("feature_extractor_type"))
     is_square = not shortest and (isinstance(size, dict) or kind.startswith(SQUARE_PROCESSORS))
-    return preprocess.replace(
-        image_size=crop,
-        fit="squash" if is_square else "crop",
-        scaled_size=tuple(map(max, scaled, crop)),
-        floor_crop=True,
-    )
+    fit, scaled_size = "squash" if is_square else "crop", tuple(map(max, scaled, crop))
+    return preprocess.replace(image_size=crop, fit=fit, scaled_size=scaled_size, floor_crop=True)
 
 
 def write_preprocessor(preprocess: Preprocess) -> dict[str, Any]:

@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 
-from vitruvian.config import CLIP_MEAN, CLIP_STD, ModelConfig, Numerics, Preprocess, ViTConfig
+from vitruvian.config import CLIP_MEAN, CLIP_STD, ModelMeta, Numerics, Preprocess, ViTConfig
 from vitruvian.errors import CheckpointError
 from vitruvian.weights.checkpoint_files import Checkpoint
-from vitruvian.weights.families.family import Facts, model_type_obstacles
+from vitruvian.weights.families.family import Facts, check_settings, model_type_obstacles
 from vitruvian.weights.families.huggingface import HuggingFace, read_int, read_labels, stated_classes
 from vitruvian.weights.families.tables import POSITIONS, STACKED, TOKEN, Row, Table, Tensors, pair, pairs
 from vitruvian.weights.families.timm_layout import as_kernel, as_matrix
 
 LAYER = "encoder.layers.{i}"
+NOT_SQUARE = "CLIP and SigLIP of transformers have positions of a square grid only"
 POSITION_ARRAY = "embeddings.position_embedding.weight"
-SIGLIP = ("siglip_vision_model", "siglip2_vision_model")
-UNREAD = "unread."
-"""Prefix for arrays that models for image classification store but do not use."""
-BLOCK_LAYERS = {
-    "norm1": "layer_norm1",
-    "attn.proj": "self_attn.out_proj",
-    "norm2": "layer_norm2",
-    "mlp.fc1": "mlp.fc1",
-    "mlp.fc2": "mlp.fc2",
-}
-POOL_LAYERS = {
-    "q": "attention.query",
-    "kv": "attention.key_value",
-    "proj": "attention.out_proj",
-    "norm": "layernorm",
-    "mlp.fc1": "mlp.fc1",
-    "mlp.fc2": "mlp.fc2",
-}
+CLIP, SIGLIP = "clip_vision_model", ("siglip_vision_model", "siglip2_vision_model")
+UNREAD = "unread."  # prefix for arrays that models for image classification store but do not use
+MLP_LAYERS = {"mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"}
+BLOCK_LAYERS = {"norm1": "layer_norm1", "attn.proj": "self_attn.out_proj", "norm2": "layer_norm2"} | MLP_LAYERS
+POOL_LAYERS = {"q": "attention.query", "kv": "attention.key_value", "proj": "attention.out_proj", "norm": "layernorm"}
 
 
 class HuggingFaceTower(HuggingFace):
     """model_type `clip_vision_model` and `siglip_vision_model`; CLIP's projection is the pre-logits layer."""
 
-    name = "huggingface"
-    model_types = ("clip_vision_model", *SIGLIP)
+    model_types: ClassVar = {CLIP: "CLIPVision", SIGLIP[0]: "SiglipVision", SIGLIP[1]: "Siglip2Vision"}
     norm_eps = 1e-5
     anchor = "embeddings.patch_embedding.weight"
     prefixes = ("vision_model.", "", "vision_model.vision_model.")
@@ -64,7 +50,7 @@ class HuggingFaceTower(HuggingFace):
             *pairs(BLOCK_LAYERS, "blocks.{i}.", f"{LAYER}."),
             Row("pre_logits.weight", ("visual_projection.weight",)),
             Row("attn_pool.probe", ("head.probe",)),
-            *pairs(POOL_LAYERS, "attn_pool.", "head."),
+            *pairs(POOL_LAYERS | MLP_LAYERS, "attn_pool.", "head."),
         ),
         block=r"encoder\.layers\.(\d+)\.",
     )
@@ -98,13 +84,13 @@ class HuggingFaceTower(HuggingFace):
         kind = settings.get("model_type")
         return {"model_type": f"{kind}_vision_model"} | tower if isinstance(kind, str) else tower
 
-    def kind_of(self, checkpoint: Checkpoint) -> str:
+    def kind_of(self, checkpoint: Checkpoint) -> Any:
         """The model type; if not stated, CLIP has a class token, and SigLIP 2 a matrix as patch embedding."""
-        stated = self.config_of(checkpoint).get("model_type")
-        if isinstance(stated, str):
-            return stated
+        settings = self.config_of(checkpoint)
+        if "model_type" in settings:
+            return settings["model_type"]
         if any(name.endswith("embeddings.class_embedding") for name in checkpoint.tensors):
-            return "clip_vision_model"
+            return CLIP
         patch = (tensor for name, tensor in checkpoint.tensors.items() if name.endswith(self.anchor))
         return SIGLIP[any(tensor.dim() == 2 for tensor in patch)]
 
@@ -118,36 +104,25 @@ class HuggingFaceTower(HuggingFace):
         stated = facts.stated | stated_classes(shared, tensors)
         if settings["projection"]:
             stated = stated | {"representation_size": read_int(shared, "projection_dim")}
-        self.check_patches(checkpoint, tensors)
-        numerics = self.numerics_of({"model_type": kind} | self.config_of(checkpoint))
-        if kind == SIGLIP[1]:
-            numerics = numerics.replace(position_resize="bilinear_antialias")
-        return replace(facts, settings=settings, stated=stated, numerics=numerics, labels=read_labels(shared))
-
-    def check_patches(self, checkpoint: Checkpoint, tensors: Tensors) -> None:
-        """Raise if SigLIP 2's `num_patches` is not the number of positions."""
         count, positions = read_int(self.config_of(checkpoint), "num_patches"), tensors.get(POSITION_ARRAY)
-        if count is not None and positions is not None and positions.dim() == 2 and len(positions) != count:
-            raise CheckpointError(f"the settings say num_patches={count}, the arrays have {len(positions)}")
+        if positions is not None and positions.dim() == 2:
+            check_settings({"num_patches": count}, {"num_patches": len(positions)})
+        return replace(facts, settings=settings, stated=stated, labels=read_labels(shared))
 
     def numerics_of(self, settings: dict[str, Any]) -> Numerics:
         is_siglip = settings.get("model_type") in SIGLIP
-        defaults = {
-            "hidden_act": "gelu_pytorch_tanh" if is_siglip else "quick_gelu",
-            "layer_norm_eps": 1e-6 if is_siglip else 1e-5,
-        }
-        return super().numerics_of(defaults | settings)
+        activation, eps = ("gelu_pytorch_tanh", 1e-6) if is_siglip else ("quick_gelu", 1e-5)
+        return super().numerics_of({"hidden_act": activation, "layer_norm_eps": eps} | settings)
 
-    def stated_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
+    def stated_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess | None:
         preprocess = super().stated_preprocess(checkpoint, config)
         side = preprocess.patch_size if preprocess else None
-        if isinstance(config, ViTConfig) and side not in (None, config.patch_size):
-            raise CheckpointError(
-                f"preprocessor_config.json says patch_size={side}, the arrays have {config.patch_size}"
-            )
+        if side not in (None, config.patch_size):
+            reason = f"preprocessor_config.json says patch_size={side}, the arrays have {config.patch_size}"
+            raise CheckpointError(reason)
         return preprocess
 
-    def default_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
         preprocess, kind = Preprocess(image_size=config.image_size), self.kind_of(checkpoint)
         if kind == SIGLIP[1]:
             return naflex_preprocess(preprocess, config)
@@ -158,38 +133,26 @@ class HuggingFaceTower(HuggingFace):
     def model_type(self, config: ViTConfig) -> str:
         """SigLIP 2 with NaFlex resamples positions differently; SigLIP 2 of one size is written as a SigLIP."""
         if config.pool != "map":
-            return "clip_vision_model"
+            return CLIP
         is_naflex = config.numerics.position_resize == "bilinear_antialias" and config.grid[0] == config.grid[1]
         return SIGLIP[is_naflex]
 
-    def architecture(self, config: ViTConfig) -> str:
+    def obstacles(self, config: ViTConfig) -> list[str]:
+        reasons = [] if config.grid[0] == config.grid[1] else [NOT_SQUARE]
         if config.pool == "map":
-            return {SIGLIP[0]: "SiglipVisionModel", SIGLIP[1]: "Siglip2VisionModel"}[self.model_type(config)]
-        return "CLIPVisionModelWithProjection" if config.representation_size else "CLIPVisionModel"
+            siglip: dict[str, Any] = {"pool": "map", "cls_token": False, "num_classes": 0}
+            return reasons + model_type_obstacles(config, "SigLIP of transformers", **siglip)
+        clip = {"pre_norm": True, "patch_bias": False, "num_classes": 0, "projection": bool(config.representation_size)}
+        return reasons + model_type_obstacles(config, "CLIP of transformers", free=("representation_size",), **clip)
 
-    def obstacles(self, config: ModelConfig) -> Iterator[str]:
-        if isinstance(config, ViTConfig) and config.grid[0] != config.grid[1]:
-            yield "CLIP and SigLIP of transformers have positions of a square grid only"
-        if isinstance(config, ViTConfig) and config.pool == "map":
-            yield from model_type_obstacles(
-                config, "SigLIP of transformers", pool="map", cls_token=False, num_classes=0
-            )
-            return
-        clip: dict[str, Any] = {"pre_norm": True, "patch_bias": False, "num_classes": 0}
-        if isinstance(config, ViTConfig) and config.representation_size:
-            clip["projection"] = True
-        yield from model_type_obstacles(config, "CLIP of transformers", free=("representation_size",), **clip)
-
-    def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
-        assert isinstance(config, ViTConfig)
+    def from_table_names(self, tensors: Tensors, config: ViTConfig) -> Tensors:
         state = dict(tensors)
         if self.model_type(config) == SIGLIP[1]:
             state[self.anchor] = as_matrix(state[self.anchor])
         for kind in ("weight", "bias"):
-            query = state.pop(f"head.attention.query.{kind}", None)
-            if query is not None:
-                joined = torch.cat([query, state.pop(f"head.attention.key_value.{kind}")])
-                state[f"head.attention.in_proj_{kind}"] = joined
+            if f"head.attention.query.{kind}" in state:
+                parts = [state.pop(f"head.attention.{part}.{kind}") for part in ("query", "key_value")]
+                state[f"head.attention.in_proj_{kind}"] = torch.cat(parts)
         return {name if name.startswith("visual_p") else f"vision_model.{name}": t for name, t in state.items()}
 
     def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
@@ -199,44 +162,34 @@ class HuggingFaceTower(HuggingFace):
             settings["num_patches"] = config.grid[0] * config.grid[1]
         return settings | ({"projection_dim": config.representation_size} if config.representation_size else {})
 
-    def reader_config(self, config: ModelConfig) -> ModelConfig:
-        reader = super().reader_config(config)
-        assert isinstance(config, ViTConfig)
-        assert isinstance(reader, ViTConfig)
-        if self.model_type(config) == SIGLIP[1]:
-            reader = reader.replace(numerics=reader.numerics.replace(position_resize="bilinear_antialias"))
-        return reader
-
-    def json_files(self, config: ModelConfig, labels: tuple[str, ...] | None, preprocess: Preprocess) -> dict[str, Any]:
+    def json_files(self, config: ViTConfig, meta: ModelMeta) -> dict[str, Any]:
         """Name the image processor of the model type, if it does the same."""
-        assert isinstance(config, ViTConfig)
-        files = super().json_files(config, labels, self.processor_preprocess(config, preprocess))
+        processor = self.processor_preprocess(config, meta.preprocess)
+        files = super().json_files(config, meta.replace(preprocess=processor))
         written = files.get("preprocessor_config.json")
         general, specific = PROCESSORS.get(self.model_type(config), ("", ""))
         if written is not None and written["image_processor_type"] == general:
             written["image_processor_type"] = specific
         return files
 
-    def reader_preprocess(self, config: ModelConfig, preprocess: Preprocess) -> Preprocess:
+    def reader_preprocess(self, config: ViTConfig, preprocess: Preprocess) -> Preprocess:
         return super().reader_preprocess(config, self.processor_preprocess(config, preprocess))
 
-    def processor_preprocess(self, config: ModelConfig, preprocess: Preprocess) -> Preprocess:
+    def processor_preprocess(self, config: ViTConfig, preprocess: Preprocess) -> Preprocess:
         """The preprocessing of the model type's processor: SigLIP 2's keeps the aspect ratio of each image."""
-        assert isinstance(config, ViTConfig)
         if self.model_type(config) != SIGLIP[1] or preprocess.fit == "naflex":
             return preprocess
         return naflex_preprocess(preprocess.replace(scaled_size=None), config)
 
 
-def naflex_preprocess(preprocess: Preprocess, config: ModelConfig) -> Preprocess:
+def naflex_preprocess(preprocess: Preprocess, config: ViTConfig) -> Preprocess:
     """Keep the aspect ratio of each image, with as many patches as the model has positions."""
-    assert isinstance(config, ViTConfig)
     patches = config.grid[0] * config.grid[1]
     return preprocess.replace(fit="naflex", patch_size=config.patch_size, max_num_patches=patches)
 
 
 PROCESSORS = {
-    "clip_vision_model": ("BitImageProcessor", "CLIPImageProcessor"),
+    CLIP: ("BitImageProcessor", "CLIPImageProcessor"),
     SIGLIP[0]: ("ViTImageProcessor", "SiglipImageProcessor"),
 }
 """By model type: the processor that we write in general, and the equivalent one that is usual for it."""

@@ -1,29 +1,28 @@
-"""ViT, DeiT, BEiT and data2vec in transformers, and the model types with the same names."""
+"""ViT, DeiT, BEiT, data2vec, DINOv2 and DINOv3 in transformers, and the model types with the same names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from vitruvian.config import ModelConfig, Preprocess, ViTConfig
+import torch
+
+from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, Numerics, Preprocess, RopeConfig, ViTConfig
 from vitruvian.errors import CheckpointError
 from vitruvian.weights.checkpoint_files import Checkpoint
-from vitruvian.weights.families.family import Facts, imagenet_preprocess, model_type_obstacles
-from vitruvian.weights.families.huggingface import (
-    EMBEDDING_ROWS,
-    LAYER,
-    MASK_TOKEN,
-    MEMORY_MLP,
-    MEMORY_NAMES,
-    QKV,
-    HuggingFace,
-    add_missing_biases,
-    attention_rows,
-    read_bool,
-)
-from vitruvian.weights.families.tables import POSITIONS, Row, Table, Tensors, pair, pairs, rename
+from vitruvian.weights.families.family import Facts, check_settings, imagenet_preprocess, model_type_obstacles
+from vitruvian.weights.families.huggingface import HuggingFace, read_bool, read_int
+from vitruvian.weights.families.tables import POSITIONS, STACKED, Row, Table, Tensors, pair, pairs, rename
 
+LAYER, LAYER_PATTERN = "encoder.layer.{i}", r"encoder\.layer\.(\d+)\."
+QKV = ("query", "key", "value")
+EMBEDDING_ROWS = (
+    *pair("embed.patch", "embeddings.patch_embeddings.projection"),
+    Row("embed.cls_token", ("embeddings.cls_token",)),
+    Row(POSITIONS, ("embeddings.position_embeddings",)),
+    *pairs({"norm": "layernorm", "head": "classifier"}),
+)
 BLOCK_LAYERS = {
     "norm1": "layernorm_before",
     "norm2": "layernorm_after",
@@ -31,21 +30,44 @@ BLOCK_LAYERS = {
     "mlp.fc2": "output.dense",
 }
 
+# Names that transformers 5 has in memory; its files have the earlier names.
+MEMORY_NAMES = (
+    (r"^layers\.", "encoder.layer."),
+    *((rf"\.attention\.{part[0]}_proj\.", f".attention.attention.{part}.") for part in QKV),
+    (r"\.attention\.o_proj\.", ".attention.output.dense."),
+)
+MEMORY_MLP = ((r"\.mlp\.fc1\.", ".intermediate.dense."), (r"\.mlp\.fc2\.", ".output.dense."))
+MASK_TOKEN = {"embeddings.mask_token": "token of masked training"}
+
+
+def attention_rows(layer: str) -> tuple[Row, ...]:
+    return (
+        *pair("blocks.{i}.attn.qkv", *(f"{layer}.attention.attention.{part}" for part in QKV), layout=STACKED),
+        *pair("blocks.{i}.attn.proj", f"{layer}.attention.output.dense"),
+    )
+
 
 def vit_block_rows(layer: str) -> tuple[Row, ...]:
     """Rows of ViT's encoder block, which MAE's decoder uses too."""
     return *attention_rows(layer), *pairs(BLOCK_LAYERS, "blocks.{i}.", f"{layer}.")
 
 
+def add_missing_biases(tensors: Tensors, layers: Iterable[str]) -> None:
+    """If one of these dense layers has a bias, add zeros for those that have none."""
+    weights = {f"{layer}.bias": tensors.get(f"{layer}.weight") for layer in layers}
+    if any(name in tensors for name in weights):
+        missing = {name: weight for name, weight in weights.items() if name not in tensors and weight is not None}
+        tensors.update({name: weight.new_zeros(len(weight)) for name, weight in missing.items() if weight.dim()})
+
+
 class HuggingFaceViT(HuggingFace):
     """model_type `vit` and `deit`, and the encoders of `vit_mae`, `vit_msn` and `ijepa`."""
 
-    name = "huggingface"
-    model_types = ("vit", "deit", "vit_mae", "vit_msn", "ijepa")
+    model_types: ClassVar = {"vit": "ViT", "deit": "DeiT", "vit_mae": "ViTMAE", "vit_msn": "ViTMSN", "ijepa": "IJepa"}
     norm_eps = 1e-12
     prefixes = ("vit.", "deit.", "ijepa.", "", "module.vit.")
     renames = (*MEMORY_NAMES, *MEMORY_MLP, (r"cls_classifier\.", "classifier."))  # the last in distilled models
-    ignored: ClassVar[dict[str, str]] = {
+    ignored: ClassVar = {
         "pooler.dense.weight": "pooler, which the classifier bypasses",
         "pooler.dense.bias": "pooler, which the classifier bypasses",
         "decoder.": "decoder of masked training",
@@ -57,16 +79,15 @@ class HuggingFaceViT(HuggingFace):
             *pair("head_dist", "distillation_classifier"),
             *vit_block_rows(LAYER),
         ),
-        block=r"encoder\.layer\.(\d+)\.",
+        block=LAYER_PATTERN,
     )
 
     def claims(self, checkpoint: Checkpoint) -> bool:
         return super().claims(checkpoint) and not any(".layer_scale" in name for name in checkpoint.tensors)
 
-    def default_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
+    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess | None:
         """None for `vit`: some need mean and std 0.5 (Google's), some those of ImageNet (DINO's)."""
-        kind = self.config_of(checkpoint).get("model_type", "vit")
-        return None if kind == "vit" else imagenet_preprocess(config.image_size)
+        return None if self.kind_of(checkpoint) == "vit" else imagenet_preprocess(config.image_size)
 
     def model_type(self, config: ViTConfig) -> str:
         if not config.cls_token:
@@ -76,29 +97,19 @@ class HuggingFaceViT(HuggingFace):
         same_shape = ("vit_msn",) if config.num_classes else ("vit_msn", "vit_mae")
         return self.kind if self.kind in same_shape else "vit"
 
-    def architecture(self, config: ViTConfig) -> str:
-        names = {"vit": "ViT", "deit": "DeiT", "vit_mae": "ViTMAE", "vit_msn": "ViTMSN", "ijepa": "IJepa"}
-        name = names[self.model_type(config)]
-        name += "ForImageClassification" if config.num_classes else "Model"
-        return name + ("WithTeacher" if config.distillation and config.num_classes else "")
-
-    def obstacles(self, config: ModelConfig) -> Iterator[str]:
-        yield from super().obstacles(config)
-        if isinstance(config, ViTConfig) and config.reg_tokens and not self.has_unread_token(config):
-            yield "huggingface has register tokens only with LayerScale (DINOv2)"
-
-    def has_unread_token(self, config: ViTConfig) -> bool:
-        """Whether a single register is the distillation token of a DeiT without a second head."""
-        return config.reg_tokens == 1 and config.num_classes > 0 and not config.distillation
+    def obstacles(self, config: ViTConfig) -> list[str]:
+        # a single register may be the distillation token of a DeiT without a second head
+        is_unread_token = config.reg_tokens == 1 and config.num_classes > 0 and not config.distillation
+        no_registers = "huggingface has register tokens only with LayerScale (DINOv2)"
+        return super().obstacles(config) + ([no_registers] if config.reg_tokens and not is_unread_token else [])
 
     def prefix_rows(self, config: ViTConfig) -> int:
         return super().prefix_rows(config) + config.reg_tokens
 
-    def rename_parameters(self, native: Tensors, config: ModelConfig) -> Tensors:
+    def rename_parameters(self, native: Tensors, config: ViTConfig) -> Tensors:
         return rename(native, [(r"^embed\.reg_tokens$", "embed.dist_token")])
 
-    def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
-        assert isinstance(config, ViTConfig)
+    def from_table_names(self, tensors: Tensors, config: ViTConfig) -> Tensors:
         renamed = super().from_table_names(tensors, config)
         return rename(renamed, [(r"^classifier\.", "cls_classifier.")]) if config.distillation else renamed
 
@@ -110,8 +121,6 @@ class HuggingFaceViT(HuggingFace):
 BIAS = "relative_position_bias.relative_position_bias_table"
 SHARED_BIAS = f"encoder.{BIAS}"
 SHARED_BIAS_IN_MEMORY = "shared_position_bias.relative_position_bias_table"
-WITHOUT_ARRAY = ("relative_bias", "none")
-"""Kinds of positions for which no position array is written."""
 OTHER_HEADS = {
     "lm_head.": "the head of masked image modelling, which predicts visual tokens of hidden patches",
     "decode_head.": "a segmentation head",
@@ -122,12 +131,11 @@ OTHER_HEADS = {
 class HuggingFaceBeit(HuggingFace):
     """model_type `beit` and `data2vec-vision`: relative biases, and a norm after the mean of the patches."""
 
-    name = "huggingface"
-    model_types = ("beit", "data2vec-vision")
+    model_types: ClassVar = {"beit": "Beit", "data2vec-vision": "Data2VecVision"}
     norm_eps = 1e-12
     prefixes = ("beit.", "data2vec_vision.", "")
     renames = (*MEMORY_NAMES, *MEMORY_MLP, (r"^pooler\.layernorm\.", "layernorm."))
-    ignored: ClassVar[dict[str, str]] = MASK_TOKEN
+    ignored: ClassVar = MASK_TOKEN
     table = Table(
         rows=(
             *EMBEDDING_ROWS,
@@ -136,11 +144,11 @@ class HuggingFaceBeit(HuggingFace):
             Row("blocks.{i}.ls2", (f"{LAYER}.lambda_2",)),
             Row("blocks.{i}.attn.position.table", (f"{LAYER}.attention.attention.{BIAS}",)),
         ),
-        block=r"encoder\.layer\.(\d+)\.",
+        block=LAYER_PATTERN,
     )
 
     def claims(self, checkpoint: Checkpoint) -> bool:
-        stated = self.config_of(checkpoint).get("model_type") in self.model_types
+        stated = self.config_of(checkpoint).get("model_type") in tuple(self.model_types)
         return super().claims(checkpoint) and (stated or any(BIAS in name for name in checkpoint.tensors))
 
     def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
@@ -165,17 +173,22 @@ class HuggingFaceBeit(HuggingFace):
         return state
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
-        facts = super().facts(checkpoint, tensors)
-        is_mean = read_bool(self.config_of(checkpoint), "use_mean_pooling") is not False
+        facts, settings, names = super().facts(checkpoint, tensors), self.config_of(checkpoint), checkpoint.tensors
+        is_mean = read_bool(settings, "use_mean_pooling") is not False
         has_norm = "layernorm.weight" in tensors
-        has_pool_norm = any(name.endswith("pooler.layernorm.weight") for name in checkpoint.tensors)
+        has_pool_norm = any(name.endswith("pooler.layernorm.weight") for name in names)
         has_biases = any(BIAS in name for name in tensors)
         has_positions = "embeddings.position_embeddings" in tensors
-        self.check_positions(checkpoint)
+        own_biases, shared_bias = f".attention.{BIAS}", (SHARED_BIAS, SHARED_BIAS_IN_MEMORY)
+        present = {
+            "use_relative_position_bias": any(own_biases in name for name in names),
+            "use_shared_relative_position_bias": any(name.endswith(shared_bias) for name in names),
+            "use_absolute_position_embeddings": has_positions,
+        }
+        check_settings({key: read_bool(settings, key) for key in present}, present)
         if has_biases and facts.image_size and facts.image_size[0] != facts.image_size[1]:
-            raise CheckpointError(
-                "relative biases of an image that is not square, whose table transformers reads as columns by rows"
-            )
+            reason = "relative biases of an image that is not square, whose table transformers reads as columns by rows"
+            raise CheckpointError(reason)
         if has_biases and has_positions:
             raise CheckpointError("relative biases together with absolute positions are not supported")
         return replace(
@@ -194,23 +207,7 @@ class HuggingFaceBeit(HuggingFace):
         scale = settings.get("layer_scale_init_value")
         return super().shape_settings(settings) | {"layer_scale": scale > 0 if isinstance(scale, int | float) else None}
 
-    def check_positions(self, checkpoint: Checkpoint) -> None:
-        """Raise if `config.json` states another kind of positions than the arrays have."""
-        settings, names = self.config_of(checkpoint), checkpoint.tensors
-        present = {
-            "use_relative_position_bias": any(
-                f".attention.{BIAS}" in name or f".attention.attention.{BIAS}" in name for name in names
-            ),
-            "use_shared_relative_position_bias": any(
-                name.endswith((SHARED_BIAS, SHARED_BIAS_IN_MEMORY)) for name in names
-            ),
-            "use_absolute_position_embeddings": any(name.endswith("embeddings.position_embeddings") for name in names),
-        }
-        for key, is_present in present.items():
-            if read_bool(settings, key) not in (None, is_present):
-                raise CheckpointError(f"the settings say {key}={not is_present}, the arrays have {is_present}")
-
-    def default_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
         return Preprocess(image_size=config.image_size, interpolation="bicubic")
 
     def model_type(self, config: ViTConfig) -> str:
@@ -218,34 +215,26 @@ class HuggingFaceBeit(HuggingFace):
         is_data2vec = self.kind == "data2vec-vision" and config.num_classes
         return "data2vec-vision" if is_data2vec or not config.final_norm else "beit"
 
-    def architecture(self, config: ViTConfig) -> str:
-        name = "Beit" if self.model_type(config) == "beit" else "Data2VecVision"
-        return name + ("ForImageClassification" if config.num_classes else "Model")
-
-    def obstacles(self, config: ModelConfig) -> Iterator[str]:
+    def obstacles(self, config: ViTConfig) -> list[str]:
         free = ("num_classes", "layer_scale", "pos_embed", "cls_pos_embed", "pool", "norm_after_pool", "final_norm")
-        yield from model_type_obstacles(config, "BEiT of transformers", free=free)
-        if not isinstance(config, ViTConfig):
-            return
-        if config.pos_embed == "relative":
-            yield "BEiT of transformers has relative position biases, not embeddings"
-        if config.pos_embed != "none" and config.grid[0] != config.grid[1]:
-            yield "BEiT of transformers has positions of a square grid only"
-        is_mean = config.pool == "mean"
-        if config.pool not in ("token", "mean") or (config.final_norm and config.norm_after_pool != is_mean):
-            yield "BEiT of transformers has a norm after the mean of the patches, or before the class token"
-        if not config.final_norm and (config.num_classes or not is_mean):
-            yield "BEiT and data2vec of transformers have a norm before their head"
+        is_mean, is_square = config.pool == "mean", config.grid[0] == config.grid[1]
+        misplaced = config.pool not in ("token", "mean") or (config.final_norm and config.norm_after_pool != is_mean)
+        norms = "BEiT of transformers has a norm after the mean of the patches, or before the class token"
+        head_norm = "BEiT and data2vec of transformers have a norm before their head"
+        checks = {
+            "BEiT of transformers has relative position biases, not embeddings": config.pos_embed == "relative",
+            "BEiT of transformers has positions of a square grid only": config.pos_embed != "none" and not is_square,
+            norms: misplaced,
+            head_norm: not config.final_norm and (config.num_classes or not is_mean),
+        }
+        reasons = model_type_obstacles(config, "BEiT of transformers", free=free)
+        return reasons + [reason for reason, is_true in checks.items() if is_true]
 
-    def write_positions(self, state: Tensors, config: ViTConfig) -> Tensors:
-        joined = super().write_positions(state, config)
-        if config.pos_embed in WITHOUT_ARRAY:
-            del joined[POSITIONS]
-        return joined
+    def has_position_array(self, config: ViTConfig) -> bool:
+        return config.pos_embed not in ("relative_bias", "none")
 
-    def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
+    def from_table_names(self, tensors: Tensors, config: ViTConfig) -> Tensors:
         """Drop the bias of keys: it is the same for every key, so it does not change the softmax."""
-        assert isinstance(config, ViTConfig)
         state = {name: tensor for name, tensor in tensors.items() if not name.endswith(".attention.key.bias")}
         if config.pool == "mean":
             state = rename(state, [(r"^layernorm\.", "pooler.layernorm.")])
@@ -254,10 +243,215 @@ class HuggingFaceBeit(HuggingFace):
     def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
         return super().config_json(config, labels) | {
             "use_mask_token": False,
-            "use_absolute_position_embeddings": config.pos_embed not in WITHOUT_ARRAY,
+            "use_absolute_position_embeddings": self.has_position_array(config),
             "use_relative_position_bias": config.pos_embed == "relative_bias",
             "use_shared_relative_position_bias": False,
             "layer_scale_init_value": 0.1 if config.layer_scale else 0.0,
             "drop_path_rate": config.drop_path,
             "use_mean_pooling": config.pool == "mean",
         }
+
+
+REGISTERS = "embeddings.register_tokens"
+REGISTER_ROW = Row("embed.reg_tokens", (REGISTERS,))
+
+
+def scale_rows(layer: str) -> tuple[Row, ...]:
+    return tuple(Row(f"blocks.{{i}}.ls{n}", (f"{layer}.layer_scale{n}.lambda1",)) for n in (1, 2))
+
+
+def mlp_kind(settings: dict[str, Any], key: str) -> str | None:
+    is_gated = read_bool(settings, key)
+    return None if is_gated is None else "swiglu" if is_gated else "gelu"
+
+
+class HuggingFaceDinoV2(HuggingFace):
+    """model_type `dinov2` and `dinov2_with_registers`; the classifier reads class token and mean concatenated."""
+
+    model_types: ClassVar = {"dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
+    norm_eps = 1e-6
+    prefixes = ("dinov2.", "dinov2_with_registers.", "")
+    renames = (*MEMORY_NAMES, (r"\.mlp\.weights_in\.", ".mlp.fc1."), (r"\.mlp\.weights_out\.", ".mlp.fc2."))
+    ignored: ClassVar = MASK_TOKEN
+    table = Table(
+        rows=(
+            *EMBEDDING_ROWS,
+            REGISTER_ROW,
+            *attention_rows(LAYER),
+            *scale_rows(LAYER),
+            *pairs({name: name for name in ("norm1", "norm2", "mlp.fc1", "mlp.fc2")}, "blocks.{i}.", f"{LAYER}."),
+        ),
+        block=LAYER_PATTERN,
+    )
+
+    def kind_of(self, checkpoint: Checkpoint) -> Any:
+        registers = (tensor for name, tensor in checkpoint.tensors.items() if name.endswith(REGISTERS))
+        usual = "dinov2_with_registers" if any(tensor.numel() for tensor in registers) else "dinov2"
+        return self.config_of(checkpoint).get("model_type", usual)
+
+    def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
+        """Drop the empty array that models without registers store."""
+        return {name: tensor for name, tensor in tensors.items() if name != REGISTERS or tensor.numel()}
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        facts = super().facts(checkpoint, tensors)
+        rows, columns = facts.image_size or (1, 1)
+        if rows != columns:
+            raise CheckpointError(
+                f"config.json: image_size={rows}x{columns} is not square, but DINOv2 in transformers reads positions "
+                "as those of a square"
+            )
+        return facts
+
+    def shape_settings(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The MLP's width is stated as a ratio of the model's."""
+        stated, ratio = super().shape_settings(settings), settings.get("mlp_ratio")
+        mlp = mlp_kind(settings, "use_swiglu_ffn")
+        is_stated = isinstance(ratio, int | float) and stated["width"] is not None and mlp is not None
+        has_registers = settings.get("model_type") == "dinov2_with_registers"
+        return stated | {
+            "mlp": mlp,
+            "mlp_dim": hidden_width(int(stated["width"] * ratio), gated=mlp == "swiglu") if is_stated else None,
+            "reg_tokens": read_int(settings, "num_register_tokens", minimum=0) if has_registers else None,
+        }
+
+    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
+        return imagenet_preprocess((224, 224))
+
+    def model_type(self, config: ViTConfig) -> str:
+        return "dinov2_with_registers" if config.reg_tokens else "dinov2"
+
+    def obstacles(self, config: ViTConfig) -> list[str]:
+        no_scale = "huggingface has gated MLPs and a head on class token and mean only with LayerScale (DINOv2)"
+        token_head = "huggingface's model with LayerScale (DINOv2) reads class token and mean concatenated"
+        no_ratio = f"huggingface's DINOv2 has no MLP of {config.mlp_dim} at a width of {config.width}"
+        checks = {
+            no_scale: not config.layer_scale,
+            token_head: config.num_classes and config.pool == "token",
+            "huggingface's DINOv2 always has a class token": not config.cls_token,
+            "huggingface's DINOv2 has positions of a square grid only": config.grid[0] != config.grid[1],
+            "huggingface has no LayerScale beside a distillation token": config.distillation,
+            no_ratio: mlp_ratio(config) is None,
+        }
+        return super().obstacles(config) + [reason for reason, is_true in checks.items() if is_true]
+
+    def from_table_names(self, tensors: Tensors, config: ViTConfig) -> Tensors:
+        mask = tensors["embeddings.cls_token"].new_zeros(1, config.width)
+        renamed = super().from_table_names(tensors | {"embeddings.mask_token": mask}, config)
+        gated = [(r"\.fc1\.", ".weights_in."), (r"\.fc2\.", ".weights_out.")]
+        return rename(renamed, gated) if config.mlp == "swiglu" else renamed
+
+    def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
+        settings = super().config_json(config, labels)
+        del settings["intermediate_size"]
+        settings |= {"use_swiglu_ffn": config.mlp == "swiglu", "mlp_ratio": mlp_ratio(config)}
+        return settings | ({"num_register_tokens": config.reg_tokens} if config.reg_tokens else {})
+
+
+def mlp_ratio(config: ViTConfig) -> int | None:
+    """The integer from which transformers computes the width of DINOv2's MLP, or None."""
+    widths = {ratio: hidden_width(config.width * ratio, gated=config.mlp == "swiglu") for ratio in range(1, 65)}
+    return next((ratio for ratio, width in widths.items() if width == config.mlp_dim), None)
+
+
+def hidden_width(hidden: int, *, gated: bool) -> int:
+    return (int(hidden * 2 / 3) + 7) // 8 * 8 if gated else hidden
+
+
+class HuggingFaceDinoV3(HuggingFace):
+    """model_type `dinov3_vit`: rotary positions normalized to the image, registers, LayerScale."""
+
+    model_types: ClassVar = {"dinov3_vit": "DINOv3ViT"}
+    norm_eps = 1e-5
+    default_heads = 6
+    anchor = "embeddings.patch_embeddings.weight"
+    prefixes = ("", "model.", "dinov3_vit.")
+    renames = MEMORY_NAMES
+    ignored: ClassVar = MASK_TOKEN
+    table = Table(
+        rows=(
+            *pairs({"embed.patch": "embeddings.patch_embeddings", "norm": "norm"}),
+            Row("embed.cls_token", ("embeddings.cls_token",)),
+            REGISTER_ROW,
+            *attention_rows("layer.{i}"),
+            *scale_rows("layer.{i}"),
+            *pairs({"norm1": "norm1", "norm2": "norm2"}, "blocks.{i}.", "layer.{i}."),
+            *pairs({"fc1": "up_proj", "fc2": "down_proj"}, "blocks.{i}.mlp.", "layer.{i}.mlp."),
+        ),
+        block=r"layer\.(\d+)\.",
+    )
+
+    def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
+        """Add missing biases, join gate and value, and drop the empty array of models without registers."""
+        state = {name: tensor for name, tensor in tensors.items() if name != REGISTERS or tensor.numel()}
+        layers = {f"{part}_bias": f"attention.attention.{part}" for part in QKV}
+        layers |= {"proj_bias": "attention.output.dense", "mlp_bias": "mlp.down_proj"}
+        biases = {key: f"layer.0.{layer}.bias" in state for key, layer in layers.items()}
+        check_settings({key: read_bool(self.config_of(checkpoint), key) for key in biases}, biases)
+        for layer in sorted({name.split(".")[1] for name in state if name.startswith("layer.")}):
+            attention, mlp = f"layer.{layer}.attention", f"layer.{layer}.mlp"
+            add_missing_biases(state, (f"{attention}.attention.{part}" for part in QKV))
+            dense = (f"{attention}.output.dense", *(f"{mlp}.{part}_proj" for part in ("gate", "up", "down")))
+            add_missing_biases(state, dense)
+            for kind in ("weight", "bias"):
+                gate, value = state.pop(f"{mlp}.gate_proj.{kind}", None), state.get(f"{mlp}.up_proj.{kind}")
+                if gate is not None and value is not None and gate.shape == value.shape:
+                    state[f"{mlp}.up_proj.{kind}"] = torch.cat([gate, value])
+        return state
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        settings = self.config_of(checkpoint)
+        if not settings:
+            raise CheckpointError("DINOv3 weights without config.json, which states heads and rotary positions")
+        theta = settings.get("rope_theta", 100.0)
+        if not isinstance(theta, int | float) or isinstance(theta, bool):
+            raise CheckpointError(f"config.json: rope_theta={theta!r} is not a number")
+        rope = RopeConfig(kind="normalized", temperature=float(theta), half=True)
+        return replace(super().facts(checkpoint, tensors), settings={"rope": rope, "pos_embed": "none"})
+
+    def shape_settings(self, settings: dict[str, Any]) -> dict[str, Any]:
+        biases = [read_bool(settings, f"{part}_bias") for part in QKV]
+        dense = [read_bool(settings, f"{part}_bias") for part in ("proj", "mlp")]
+        return super().shape_settings(settings) | {
+            "reg_tokens": read_int(settings, "num_register_tokens", minimum=0),
+            "mlp": mlp_kind(settings, "use_gated_mlp"),
+            "qkv_bias": None if None in biases else any(biases),
+            "dense_bias": None if None in dense else any(dense),
+            "layer_scale": True,
+        }
+
+    def numerics_of(self, settings: dict[str, Any]) -> Numerics:
+        if not settings.get("use_gated_mlp"):
+            return super().numerics_of(settings)
+        if settings.get("hidden_act", "gelu") not in ("silu", "swish"):
+            reason = f"config.json: a gated MLP with {settings.get('hidden_act')!r} is not supported, only silu is"
+            raise CheckpointError(reason)
+        return super().numerics_of(settings | {"hidden_act": "gelu"})
+
+    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
+        return Preprocess(image_size=config.image_size, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+
+    def obstacles(self, config: ViTConfig) -> list[str]:
+        temperature = config.rope.temperature if config.rope else 100.0
+        rope = RopeConfig(kind="normalized", temperature=temperature, half=True)
+        free = ("reg_tokens", "mlp", "qkv_bias", "cls_pos_embed")
+        shape = {"rope": rope, "pos_embed": "none", "layer_scale": True, "num_classes": 0}
+        return model_type_obstacles(config, "DINOv3 of transformers", free=free, **shape)
+
+    def from_table_names(self, tensors: Tensors, config: ViTConfig) -> Tensors:
+        """Split gate and value; add the mask token and registers, which are always stored."""
+        state = dict(tensors)
+        if config.mlp == "swiglu":
+            for name in [name for name in state if ".mlp.up_proj." in name]:
+                state[name.replace("up_proj", "gate_proj")], state[name] = state[name].chunk(2)
+        token = state["embeddings.cls_token"]
+        state.setdefault(REGISTERS, token.new_zeros(1, 0, config.width))
+        rules = [(rf"\.attention\.attention\.{part}\.", f".attention.{part[0]}_proj.") for part in QKV]
+        rules.append((r"\.attention\.output\.dense\.", ".attention.o_proj."))
+        return rename(state, rules) | {"embeddings.mask_token": torch.zeros_like(token)}
+
+    def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
+        assert config.rope is not None
+        settings = super().config_json(config, labels) | {f"{part}_bias": config.qkv_bias for part in QKV}
+        settings |= {"num_register_tokens": config.reg_tokens, "rope_theta": config.rope.temperature}
+        return settings | ({"use_gated_mlp": True, "hidden_act": "silu"} if config.mlp == "swiglu" else {})

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from vitruvian.config import CLIP_MEAN, CLIP_STD, ModelConfig, Numerics, Preprocess
+from vitruvian.config import CLIP_MEAN, CLIP_STD, ModelConfig, Numerics, Preprocess, ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.settings import as_size
 from vitruvian.weights.checkpoint_files import Checkpoint
@@ -72,14 +71,14 @@ def read_preprocess_cfg(checkpoint: Checkpoint, config: ModelConfig) -> Preproce
         raise CheckpointError(f"{CONFIG}: preprocess_cfg cannot be read: {error}") from error
 
 
-class OpenClip(Family):
+class OpenClip(Family[ViTConfig]):
     """Pre-norm, class token, a projection; heads and activation come from `open_clip_config.json`."""
 
     name = "open_clip"
     numerics = NUMERICS
     anchor = "conv1.weight"
     prefixes = ("visual.", "module.visual.")
-    ignored: ClassVar[dict[str, str]] = IGNORED
+    ignored: ClassVar = IGNORED
     table = Table(
         rows=(
             Row("embed.patch.weight", ("conv1.weight",)),
@@ -102,8 +101,12 @@ class OpenClip(Family):
 
     def to_table_names(self, tensors: Tensors) -> Tensors:
         """Both towers call their blocks `transformer`; put those of the text tower under `text.`."""
-        plain = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
-        return {image_name(name): tensor for name, tensor in plain.items()}
+        named = {}
+        for name, tensor in tensors.items():
+            name = name.removeprefix("module.")
+            is_outside = not name.startswith(("visual.", "text.")) and name not in IGNORED
+            named[f"text.{name}" if is_outside else name.removeprefix("visual.")] = tensor
+        return named
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         model, tower = config_section(checkpoint, "model_cfg"), config_section(checkpoint, "model_cfg", "vision_cfg")
@@ -112,9 +115,7 @@ class OpenClip(Family):
         for part in UNSUPPORTED:
             if tower.get(part):
                 raise CheckpointError(f"{CONFIG}: {part} is not supported")
-        width, head_width = read_int(tower, "width", 768), read_int(tower, "head_width", 64)
-        assert width is not None
-        assert head_width is not None
+        width, head_width = read_int(tower, "width", 768) or 768, read_int(tower, "head_width", 64) or 64
         pool = {"tok": "token", "avg": "mean"}.get(tower.get("pool_type", "tok"))
         if pool is None:
             raise CheckpointError(f"{CONFIG}: pool_type {tower.get('pool_type')!r} is not tok or avg")
@@ -138,13 +139,10 @@ class OpenClip(Family):
         gelu = "quick" if model.get("quick_gelu") else "tanh" if approximate == "tanh" else "erf"
         return NUMERICS.replace(gelu=gelu, norm_eps=float(eps))
 
-    def default_labels(self, num_classes: int) -> None:
-        """None, because the head is a projection."""
-
-    def stated_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
+    def stated_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess | None:
         return read_preprocess_cfg(checkpoint, config)
 
-    def default_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
         size = config.image_size
         return Preprocess(image_size=size, fit="crop", interpolation="bicubic", mean=CLIP_MEAN, std=CLIP_STD)
 
@@ -154,7 +152,7 @@ class OpenClipTimm(Timm):
 
     name = "open_clip"
     prefixes = ("visual.trunk.", "module.visual.trunk.")
-    ignored: ClassVar[dict[str, str]] = IGNORED
+    ignored: ClassVar = IGNORED
     suffixes = ()
     table = Table(
         rows=(
@@ -166,16 +164,20 @@ class OpenClipTimm(Timm):
     )
 
     def to_table_names(self, tensors: Tensors) -> Tensors:
-        renamed = super().to_table_names(tensors)
-        return {name if name.startswith("visual.") else text_name(name, tensors): t for name, t in renamed.items()}
+        """A name outside `visual.trunk` is the text tower's, which is put under `text.`."""
+        named = {}
+        for name, tensor in super().to_table_names(tensors).items():
+            is_outside = name in tensors or f"module.{name}" in tensors
+            is_text = is_outside and not name.startswith(("visual.", "text.", "logit_"))
+            named[f"text.{name}" if is_text else name] = tensor
+        return named
 
-    def parse_settings(self, checkpoint: Checkpoint) -> TimmConfig:
+    def config(self, checkpoint: Checkpoint) -> TimmConfig:
         tower = config_section(checkpoint, "model_cfg", "vision_cfg")
         if "timm_model_name" not in tower:
             raise CheckpointError(f"open_clip weights without {CONFIG}, which states the architecture")
-        return TimmConfig.parse(
-            {"architecture": tower["timm_model_name"], "global_pool": tower.get("timm_pool", "avg")}
-        )
+        pool = tower.get("timm_pool", "avg")
+        return TimmConfig.parse({"architecture": tower["timm_model_name"], "global_pool": pool})
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         facts = super().facts(checkpoint, tensors)
@@ -183,17 +185,5 @@ class OpenClipTimm(Timm):
         settings = facts.settings | {"projection": "visual.head.proj.weight" in tensors}
         return replace(facts, settings=settings, image_size=as_size(size) if isinstance(size, int | list) else None)
 
-    def stated_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
+    def stated_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess | None:
         return read_preprocess_cfg(checkpoint, config)
-
-
-def image_name(name: str) -> str:
-    if name.startswith("visual."):
-        return name.removeprefix("visual.")
-    return name if name in IGNORED or name.startswith("text.") else f"text.{name}"
-
-
-def text_name(name: str, tensors: Tensors) -> str:
-    """Put a name outside `visual.trunk`, which is the text tower's, under `text.`."""
-    is_outside = name in tensors or f"module.{name}" in tensors
-    return f"text.{name}" if is_outside and not re.match(r"text\.|logit_", name) else name

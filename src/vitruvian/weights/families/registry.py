@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError, UnknownNameError
@@ -10,38 +11,36 @@ from vitruvian.model.build import Model
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.dino import Dino, DinoV2, DinoV3
 from vitruvian.weights.families.family import Family
-from vitruvian.weights.families.google import BigVision, Bit, Google
+from vitruvian.weights.families.google import BigVision, Bit, Google, GoogleMixer, Lit
 from vitruvian.weights.families.huggingface import HuggingFace
 from vitruvian.weights.families.huggingface_clip import HuggingFaceTower
-from vitruvian.weights.families.huggingface_dino import HuggingFaceDinoV2, HuggingFaceDinoV3
-from vitruvian.weights.families.huggingface_vit import HuggingFaceBeit, HuggingFaceViT
+from vitruvian.weights.families.huggingface_vit import (
+    HuggingFaceBeit,
+    HuggingFaceDinoV2,
+    HuggingFaceDinoV3,
+    HuggingFaceViT,
+)
 from vitruvian.weights.families.openclip import OpenClip, OpenClipTimm
-from vitruvian.weights.families.timm import Timm, TimmBit
-from vitruvian.weights.families.timm_writer import TimmArchitecture, TimmBitFolder
+from vitruvian.weights.families.timm import Timm, TimmBit, TimmMixer
+from vitruvian.weights.families.timm_writer import TimmArchitecture
 from vitruvian.weights.families.torchvision import Torchvision
 
-READERS: dict[str, tuple[Family, ...]] = {
+READERS: dict[str, tuple[Family[Any], ...]] = {
     # the first that claims a checkpoint reads it, so a family comes before one whose names include its names
-    "google": (Google(), Bit()),
+    "google": (Lit(), Google(), GoogleMixer(), Bit()),
     "big_vision": (BigVision(),),
     "torchvision": (Torchvision(),),
-    "huggingface": (
-        HuggingFaceBeit(),
-        HuggingFaceViT(),
-        HuggingFaceDinoV2(),
-        HuggingFaceDinoV3(),
-        HuggingFaceTower(),
-    ),
+    "huggingface": (HuggingFaceBeit(), HuggingFaceViT(), HuggingFaceDinoV2(), HuggingFaceDinoV3(), HuggingFaceTower()),
     "open_clip": (OpenClip(), OpenClipTimm()),
     "dino": (DinoV3(), DinoV2(), Dino()),
-    "timm": (Timm(), TimmBit()),
+    "timm": (Timm(), TimmMixer(), TimmBit()),
 }
 """Families by the name for `family=`; some have several kinds of files."""
 
 WRITERS = ("native", "google", "timm", "torchvision", "huggingface")
 
 
-def recognize(checkpoint: Checkpoint, family: str | None = None) -> Family:
+def recognize(checkpoint: Checkpoint, family: str | None = None) -> Family[Any]:
     """The family whose names a checkpoint has, among those of `family` if given."""
     if family is not None and family not in READERS:
         raise UnknownNameError("family", family, READERS, see=f"(known: native, {', '.join(READERS)})")
@@ -71,23 +70,26 @@ def suffixes_of(family: str) -> tuple[str, ...]:
     return () if family == "native" else READERS[family][0].suffixes
 
 
-def writes_folders(family: str) -> bool:
-    return not suffixes_of(family) or family == "timm"
-
-
-def writer(family: str, model: Model, path: Path) -> Family:
+def writer(family: str, model: Model, path: Path) -> Family[Any]:
     """The class that writes a model to this path."""
-    config, members = model.config, READERS[family]
-    if family == "timm":
-        return timm_writer(model, folder=path.suffix not in suffixes_of(family))
+    config, kind = model.config, model.meta.known_as.partition(":")[2]
+    is_folder = path.suffix not in suffixes_of(family)
+    if isinstance(config, ResNetConfig):
+        return TimmBit(folder=is_folder) if family == "timm" else READERS[family][-1 if family == "google" else 0]
+    if config.attention == "mixer" and family in ("google", "timm"):
+        return TimmMixer(folder=is_folder) if family == "timm" else GoogleMixer()
+    if family == "google":
+        return Google()
     if family == "huggingface":
-        kind = huggingface_kind(config) if isinstance(config, ViTConfig) else HuggingFaceViT
-        return kind(model.meta.known_as.removeprefix("huggingface:"))
-    return members[-1] if family == "google" and isinstance(config, ResNetConfig) else members[0]
+        return huggingface_kind(config)(kind)
+    if family != "timm" or not (is_folder or Timm().obstacles(config)):  # plain ViTs in files need no `config.json`
+        return READERS[family][0]
+    architecture = TimmArchitecture(config, model.state_dict(), kind)
+    return Timm() if architecture.reasons and not is_folder else architecture
 
 
 def huggingface_kind(config: ViTConfig) -> type[HuggingFace]:
-    """The class for the model types whose shape is this one, or closest."""
+    """The transformers class whose model types match this architecture best."""
     if config.rope is not None:
         return HuggingFaceDinoV3
     if config.pre_norm or config.pool == "map":
@@ -97,15 +99,3 @@ def huggingface_kind(config: ViTConfig) -> type[HuggingFace]:
         return HuggingFaceBeit
     like_dinov2 = config.layer_scale or config.mlp == "swiglu" or config.pool == "token_mean"
     return HuggingFaceDinoV2 if like_dinov2 else HuggingFaceViT
-
-
-def timm_writer(model: Model, *, folder: bool) -> Family:
-    """Plain ViTs in files need no `config.json`; other models, and folders, are one of timm's architectures."""
-    config, plain = model.config, Timm()
-    if isinstance(config, ResNetConfig):
-        return TimmBitFolder() if folder else TimmBit()
-    if not folder and not any(plain.obstacles(config)):
-        return plain
-    known_as = model.meta.known_as.removeprefix("timm:")
-    architecture = TimmArchitecture(config, model.state_dict(), known_as)
-    return plain if not folder and architecture.choice is None else architecture

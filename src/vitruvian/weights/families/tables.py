@@ -6,10 +6,9 @@ and `{U}` for stage and unit counted from 1.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,7 +16,6 @@ from torch import Tensor
 from vitruvian.config import ModelConfig, ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError
 from vitruvian.model.positions import sincos_positions
-from vitruvian.settings import Size
 
 # D width, H heads, d = D // H
 # N patches in R rows and C columns
@@ -29,8 +27,7 @@ Tensors = dict[str, Tensor]
 class ArrayLayout:
     """How a family stores an array that we store in PyTorch's layout."""
 
-    rank: int | None
-    """Dimensions of each foreign array; None for any."""
+    rank: int | None  # dimensions of each foreign array; None for any
     read: Callable[[Sequence[Tensor]], Tensor]
     write: Callable[[Tensor, int, int], Sequence[Tensor]]
     """From our array, the number of foreign arrays it becomes, and the number of heads."""
@@ -46,8 +43,8 @@ TOKEN = ArrayLayout(
 )
 """A token (D) or positions (N, D), which we store as (1, N, D)."""
 DENSE = ArrayLayout(2, lambda parts: parts[0].T, lambda x, n, heads: [x.T])
+# height, width, in, out
 CONV = ArrayLayout(4, lambda parts: parts[0].permute(3, 2, 0, 1), lambda x, n, heads: [x.permute(2, 3, 1, 0)])
-"""Height, width, in, out."""
 POINTWISE = ArrayLayout(4, lambda parts: parts[0][0, 0].T, lambda x, n, heads: [x.T[None, None]])
 """A dense layer stored as a 1x1 convolution (1, 1, in, out)."""
 STACKED = ArrayLayout(None, lambda parts: torch.cat(list(parts)), lambda x, n, heads: x.chunk(n))
@@ -77,18 +74,6 @@ class Row:
     foreign: tuple[str, ...]
     layout: ArrayLayout = SAME
 
-    def fill(self, indices: Mapping[str, int]) -> tuple[str, tuple[str, ...]]:
-        return self.native.format(**indices), tuple(name.format(**indices) for name in self.foreign)
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A checkpoint's tensors under our names, and the foreign names that were used and left over."""
-
-    native: Tensors = field(default_factory=dict)
-    used: set[str] = field(default_factory=set)
-    unused: list[str] = field(default_factory=list)
-
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -99,32 +84,36 @@ class Table:
     unit: str = r"(?!)"
     first_unit: int = 0
 
-    def read(self, tensors: Tensors) -> Reading:
-        """Convert all `tensors` that a row names to our names and layout."""
-        reading = Reading()
-        for native, foreign, layout in self.entries(self.indices_in(tensors)):
-            if not all(name in tensors for name in foreign):
+    def read(self, tensors: Tensors) -> tuple[Tensors, list[str]]:
+        """Convert all `tensors` that a row names to our names and layout; also returns the names of the others."""
+        native, used = Tensors(), set[str]()
+        block, unit = re.compile(self.block), re.compile(self.unit)
+        blocks, units = set[int](), set[tuple[int, int]]()
+        for name in tensors:
+            if match := block.match(name):
+                blocks.add(int(match[1]))
+            elif match := unit.match(name):
+                units.add((int(match[1]) - self.first_unit, int(match[2]) - self.first_unit))
+        for name, foreign, layout in self.entries(sorted(blocks), sorted(units)):
+            if not all(part in tensors for part in foreign):
                 continue
-            reading.used.update(foreign)
-            for name in foreign:
-                if layout.rank is not None and tensors[name].dim() != layout.rank:
-                    raise CheckpointError(
-                        f"{name!r} has shape {tuple(tensors[name].shape)}, expected {layout.rank} dimensions"
-                    )
+            used.update(foreign)
+            for part in foreign:
+                if layout.rank is not None and tensors[part].dim() != layout.rank:
+                    shape = tuple(tensors[part].shape)
+                    raise CheckpointError(f"{part!r} has shape {shape}, expected {layout.rank} dimensions")
             try:
-                reading.native[native] = layout.read([tensors[name] for name in foreign])
+                native[name] = layout.read([tensors[part] for part in foreign])
             except (RuntimeError, IndexError) as error:
-                shapes = ", ".join(f"{name!r} {tuple(tensors[name].shape)}" for name in foreign)
+                shapes = ", ".join(f"{part!r} {tuple(tensors[part].shape)}" for part in foreign)
                 raise CheckpointError(f"these arrays do not fit together: {shapes}") from error
-        reading.unused.extend(name for name in tensors if name not in reading.used)
-        return reading
+        return native, [name for name in tensors if name not in used]
 
     def write(self, state: Tensors, config: ModelConfig) -> Tensors:
         """Convert `state` to the family's names and layout; each of our names must have a row."""
         heads = 1 if isinstance(config, ResNetConfig) else config.num_heads
-        written: Tensors = {}
-        left = dict(state)
-        for native, foreign, layout in self.entries(indices_of(config)):
+        written, left = Tensors(), dict(state)
+        for native, foreign, layout in self.entries(*indices_of(config)):
             if native in left:
                 written.update(zip(foreign, layout.write(left.pop(native), len(foreign), heads)))
         assert not left, f"no row for {sorted(left)}"
@@ -132,43 +121,25 @@ class Table:
 
     def foreign_names(self, native_names: Iterable[str], config: ModelConfig) -> list[str]:
         """The family's names for ours; a name without a row stays unchanged."""
-        known = {native: foreign for native, foreign, _ in self.entries(indices_of(config))}
+        known = {native: foreign for native, foreign, _ in self.entries(*indices_of(config))}
         return [name for native in native_names for name in known.get(native, (native,))]
 
     def entries(
-        self, indices: Mapping[str, Sequence[Mapping[str, int]]]
+        self, blocks: Iterable[int], units: Iterable[tuple[int, int]]
     ) -> Iterator[tuple[str, tuple[str, ...], ArrayLayout]]:
+        """Each row with each of its block numbers, or stage and unit numbers."""
+        block_fields = [{"i": i} for i in blocks]
+        unit_fields = [{"s": s, "u": u, "S": s + 1, "U": u + 1} for s, u in units]
         for row in self.rows:
-            for values in indices["i" if "{i}" in row.native else "u" if "{u}" in row.native else ""]:
-                yield *row.fill(values), row.layout
-
-    def indices_in(self, names: Iterable[str]) -> dict[str, list[dict[str, int]]]:
-        """The block and unit numbers that occur in the names."""
-        block, unit = re.compile(self.block), re.compile(self.unit)
-        blocks, units = set[int](), set[tuple[int, int]]()
-        for name in names:
-            if match := block.match(name):
-                blocks.add(int(match[1]))
-            elif match := unit.match(name):
-                units.add((int(match[1]) - self.first_unit, int(match[2]) - self.first_unit))
-        return field_values(sorted(blocks), sorted(units))
+            for values in block_fields if "{i}" in row.native else unit_fields if "{u}" in row.native else [{}]:
+                yield row.native.format(**values), tuple(name.format(**values) for name in row.foreign), row.layout
 
 
-def indices_of(config: ModelConfig) -> dict[str, list[dict[str, int]]]:
-    """The block and unit numbers that a model of this shape has."""
-    if isinstance(config, ResNetConfig):
-        depth, stages = 0, config.stages
-    else:
-        depth, stages = config.depth, config.stem.stages if config.stem else ()
-    return field_values(range(depth), [(s, u) for s, units in enumerate(stages) for u in range(units)])
-
-
-def field_values(blocks: Iterable[int], units: Iterable[tuple[int, int]]) -> dict[str, list[dict[str, int]]]:
-    return {
-        "": [{}],
-        "i": [{"i": i} for i in blocks],
-        "u": [{"s": s, "u": u, "S": s + 1, "U": u + 1} for s, u in units],
-    }
+def indices_of(config: ModelConfig) -> tuple[range, list[tuple[int, int]]]:
+    """The block numbers, and stage and unit numbers, that a model of this shape has."""
+    stem = config if isinstance(config, ResNetConfig) else config.stem
+    depth = 0 if isinstance(config, ResNetConfig) else config.depth
+    return range(depth), [(s, u) for s, units in enumerate(stem.stages if stem else ()) for u in range(units)]
 
 
 def rename(tensors: Tensors, rules: Iterable[tuple[str, str]]) -> Tensors:
@@ -223,19 +194,15 @@ def split_positions(native: Tensors, config: ViTConfig) -> Tensors:
     prefix, grid = joined[0, :extra], joined[0, extra:].reshape(rows, columns, -1)
     if config.prefix_pos_embeds:
         state["embed.prefix_pos_embed"] = prefix[:tokens] if extra else prefix.new_zeros(tokens, config.width)
-    elif extra:
-        names = ["embed.cls_token"] * config.cls_token + ["embed.dist_token"] * config.distillation
-        for name, row in zip(names, prefix):
-            add_rows(state, name, row[None])
+    names = ["embed.cls_token"] * config.cls_token + ["embed.dist_token"] * config.distillation
+    added = {} if config.prefix_pos_embeds else dict(zip(names, prefix[:, None]))
     if extra > tokens:
-        add_rows(state, "embed.reg_tokens", prefix[tokens:])
+        added["embed.reg_tokens"] = prefix[tokens:]
+    for name, array in added.items():
+        # the later check of names and shapes reports tokens that are missing or misshapen
+        if name in state and state[name].shape == (1, *array.shape):
+            state[name] = state[name] + array
     return state | grid_parameters(grid, config)
-
-
-def add_rows(state: Tensors, name: str, rows: Tensor) -> None:
-    """Add positions to tokens; the later check of names and shapes reports tokens that are missing or misshapen."""
-    if name in state and state[name].shape == (1, *rows.shape):
-        state[name] = state[name] + rows
 
 
 def grid_parameters(grid: Tensor, config: ViTConfig) -> Tensors:  # (R, C, D)
@@ -254,10 +221,8 @@ def grid_parameters(grid: Tensor, config: ViTConfig) -> Tensors:  # (R, C, D)
         expected = sincos_positions(config.grid, config.width) if is_sincos else torch.zeros_like(grid)
         parameters = {}
     if not torch.allclose(grid, expected, atol=1e-5):
-        raise CheckpointError(
-            f"the file says pos_embed={config.pos_embed!r}, but its position array has other values",
-            hint="pass family= to ignore the description in the file",
-        )
+        reason = f"the file says pos_embed={config.pos_embed!r}, but its position array has other values"
+        raise CheckpointError(reason, hint="pass family= to ignore the description in the file")
     return parameters
 
 
@@ -287,29 +252,3 @@ def join_positions(state: Tensors, config: ViTConfig, prefix_rows: int) -> Tenso
         grid = torch.zeros(*config.grid, config.width)
     native[POSITIONS] = torch.cat([prefix, grid.flatten(0, 1)])[None]
     return native
-
-
-def find_grid(total: int, *, tokens: int, reg_tokens: int, grid: Size | None, image_grid: Size | None) -> Size:
-    """Rows and columns of the grid behind `total` position rows.
-
-    Taken from `grid` if given, else a square, else `image_grid`, the grid of the requested image size. The rows may
-    include all tokens before the patches, all but the registers, or none, tried in this order.
-    """
-    counts = [total - tokens, total - tokens - reg_tokens, total]
-    if grid is not None:
-        if grid[0] * grid[1] not in counts:
-            raise CheckpointError(
-                f"a grid of {grid[0]}x{grid[1]} does not fit the {total - tokens} positions in the file"
-            )
-        return grid
-    for count in counts:
-        side = math.isqrt(max(count, 0))
-        if side and side * side == count:
-            return side, side
-        if image_grid is not None and image_grid[0] * image_grid[1] == count:
-            return image_grid
-    grids = [f"{rows}x{counts[0] // rows}" for rows in range(2, counts[0] // 2 + 1) if counts[0] % rows == 0]
-    raise CheckpointError(
-        f"{counts[0]} positions are not a square grid and the file does not state its shape",
-        hint=f"pass grid=(rows, columns), one of {', '.join(grids) or 'none possible'}",
-    )

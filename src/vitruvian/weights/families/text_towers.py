@@ -1,4 +1,4 @@
-"""Text towers of CLIP and SigLIP: read from transformers, open_clip and big_vision, written for transformers."""
+"""Text towers of CLIP, SigLIP and LiT: read from transformers, open_clip and big_vision, written for transformers."""
 
 from __future__ import annotations
 
@@ -6,29 +6,39 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
-from torch import Tensor
 
-from vitruvian.config import GOOGLE_NUMERICS, ModelConfig, Numerics, ViTConfig
+from vitruvian.config import GOOGLE_NUMERICS, ModelConfig, ViTConfig
 from vitruvian.errors import CheckpointError, ConversionError
 from vitruvian.model.text_tower import TextConfig, TextPool, TextTower
 from vitruvian.text import brief
 from vitruvian.weights.checkpoint_files import Checkpoint, read_checkpoint
 from vitruvian.weights.description import is_native
 from vitruvian.weights.families.family import Family
-from vitruvian.weights.families.google import BigVision, heads_in, layer, norm, unstack
-from vitruvian.weights.families.huggingface import WRITTEN_ACTIVATIONS, read_int
+from vitruvian.weights.families.google import QKV, BigVision, Lit, heads_in, layer, norm, unstack
+from vitruvian.weights.families.huggingface import encoder_json, read_int
 from vitruvian.weights.families.huggingface_clip import HuggingFaceTower
 from vitruvian.weights.families.openclip import CONFIG, UNSUPPORTED, OpenClip, OpenClipTimm, config_section
 from vitruvian.weights.families.registry import recognize
-from vitruvian.weights.families.tables import DENSE, SAME, ArrayLayout, Row, Table, Tensors, pair
+from vitruvian.weights.families.tables import (
+    DENSE,
+    HEADS_BIAS,
+    HEADS_IN,
+    HEADS_OUT,
+    SAME,
+    ArrayLayout,
+    Row,
+    Table,
+    Tensors,
+    pair,
+)
 from vitruvian.weights.parse import count_blocks, shape_of
 from vitruvian.weights.tokenizer import TOKENIZER_FILES
 
+# positions (N, D) or (1, N, D)
 FIRST = ArrayLayout(None, lambda parts: parts[0].view(parts[0].shape[-2:]), lambda x, n, heads: [x])
-"""Positions (N, D) or (1, N, D)."""
 
 
 def block_rows(table: Table) -> tuple[Row, ...]:
@@ -48,30 +58,12 @@ class TextFamily(ABC):
         """The text tower's arrays under the names of the table; empty if the file has none."""
 
     @abstractmethod
-    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> dict[str, Any]:
-        """Settings of TextConfig that the arrays do not determine: heads, causal, pool, numerics, perhaps depth."""
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the arrays do not determine.
 
-    def cleaning(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """The family's settings of TokenizerRules."""
-        return {}
-
-    def config(self, checkpoint: Checkpoint, tensors: Tensors, native: Tensors) -> TextConfig:
-        facts = self.facts(checkpoint, tensors)
-        tokens, positions = shape_of(native, "tokens.weight"), shape_of(native, "pos_embed")
-        projection, mlp = shape_of(native, "projection.weight"), shape_of(native, "blocks.0.mlp.fc1.weight")
-        if len(tokens) != 2 or len(positions) != 2 or len(mlp) != 2:
-            raise CheckpointError("the text tower's embeddings or blocks are not matrices")
-        return TextConfig(
-            vocabulary=tokens[0],
-            context_length=positions[0],
-            depth=count_blocks(native, facts.pop("depth", None)),
-            width=tokens[1],
-            mlp_dim=mlp[0],
-            embedding_width=projection[0] if projection else 0,
-            projection_bias="projection.bias" in native,
-            layer_scale="blocks.0.ls1" in native,
-            **facts,
-        )
+        The first are settings of TextConfig: heads, causal, pool, numerics, perhaps depth; the second are those of the
+        tokenizer that depend on the family.
+        """
 
 
 class HuggingFaceText(TextFamily):
@@ -93,40 +85,30 @@ class HuggingFaceText(TextFamily):
         tower = {}
         for name, tensor in checkpoint.tensors.items():
             inner = name.removeprefix("text_model.").removeprefix("text_model.")
-            if inner != name or name.startswith("text_projection."):
+            if (inner != name or name.startswith("text_projection.")) and inner != "embeddings.position_ids":
                 tower[inner] = tensor
-        tower.pop("embeddings.position_ids", None)
         return tower
 
-    def settings(self, checkpoint: Checkpoint) -> tuple[str, dict[str, Any]]:
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> tuple[dict[str, Any], dict[str, Any]]:
         settings = checkpoint.settings.get("config.json", {})
         kind, tower = settings.get("model_type"), settings.get("text_config")
         if kind not in ("clip", "siglip", "siglip2") or not isinstance(tower, dict | None):
-            raise CheckpointError(
-                f"the text tower needs config.json of model_type clip, siglip or siglip2, not {kind!r}"
-            )
-        return kind, tower or {}
-
-    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> dict[str, Any]:
-        kind, tower = self.settings(checkpoint)
-        numerics = HuggingFaceTower().numerics_of({"model_type": f"{kind}_vision_model"} | tower)
-        stated = tower | {"model_type": kind}  # not empty, so that defaults apply
-        clip, eos = kind == "clip", tower.get("eos_token_id", 49_407)
+            reason = f"the text tower needs config.json of model_type clip, siglip or siglip2, not {kind!r}"
+            raise CheckpointError(reason)
+        stated = (tower or {}) | {"model_type": kind}  # not empty, so that defaults apply
+        clip, eos = kind == "clip", stated.get("eos_token_id", 49_407)
         if not isinstance(eos, int):
             raise CheckpointError(f"config.json: eos_token_id={eos!r} is not one token")
         pool: TextPool = "last" if not clip else "argmax" if eos == 2 else "eos"  # 2 in older files, a known mistake
+        cleaning = {"clean": "siglip" if kind == "siglip" else "none", "lowercase": kind == "siglip2", "masks": True}
         return {
             "num_heads": read_int(stated, "num_attention_heads", 8 if clip else 12),
             "depth": read_int(stated, "num_hidden_layers", 12),
             "causal": clip,
             "pool": pool,
             "eos": eos,
-            "numerics": numerics,
-        }
-
-    def cleaning(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        kind, _ = self.settings(checkpoint)
-        return {"clean": "siglip" if kind == "siglip" else "none", "lowercase": kind == "siglip2", "masks": True}
+            "numerics": HuggingFaceTower().numerics_of({"model_type": f"{kind}_vision_model"} | (tower or {})),
+        }, cleaning
 
 
 class OpenClipText(TextFamily):
@@ -143,14 +125,13 @@ class OpenClipText(TextFamily):
         ),
         block=OpenClip.table.block,
     )
-    pools: ClassVar[dict[Any, TextPool]] = {"argmax": "argmax", "eos": "eos", "last": "last", "first": "first"}
 
     def tensors(self, checkpoint: Checkpoint) -> Tensors:
         plain = {name.removeprefix("module."): tensor for name, tensor in checkpoint.tensors.items()}
         others = ("visual.", "logit_", "attn_mask")
         return {name.removeprefix("text."): t for name, t in plain.items() if not name.startswith(others)}
 
-    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> dict[str, Any]:
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> tuple[dict[str, Any], dict[str, Any]]:
         model, tower = config_section(checkpoint, "model_cfg"), config_section(checkpoint, "model_cfg", "text_cfg")
         if not tower:
             raise CheckpointError(f"the text tower needs {CONFIG} with text_cfg, which states its heads")
@@ -158,24 +139,21 @@ class OpenClipText(TextFamily):
             if tower.get(part):
                 raise CheckpointError(f"{CONFIG}: text_cfg {part} is not supported")
         pool = tower.get("pool_type", "argmax")
-        if pool not in self.pools:
-            raise CheckpointError(f"{CONFIG}: pool_type {pool!r} of text_cfg is not one of {', '.join(self.pools)}")
-        return {
-            "num_heads": read_int(tower, "heads", 8),
-            "depth": read_int(tower, "layers", 12),
-            "causal": not tower.get("no_causal_mask"),
-            "pool": self.pools[pool],
-            "eos": tower.get("eos_id", 2),
-            "numerics": OpenClip().numerics_of(model, tower),
-        }
-
-    def cleaning(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        tower = config_section(checkpoint, "model_cfg", "text_cfg")
+        if pool not in get_args(TextPool):
+            names = ", ".join(get_args(TextPool))
+            raise CheckpointError(f"{CONFIG}: pool_type {pool!r} of text_cfg is not one of {names}")
         options = tower.get("tokenizer_kwargs") or {}
         clean = options.get("clean", "whitespace" if tower.get("hf_tokenizer_name") else "lower")
         if clean not in ("whitespace", "lower", "canonicalize") or options.keys() - {"clean"}:
             raise CheckpointError(f"{CONFIG}: tokenizer_kwargs {options} are not supported")
-        return {"clean": clean}
+        return {
+            "num_heads": read_int(tower, "heads", 8),
+            "depth": read_int(tower, "layers", 12),
+            "causal": not tower.get("no_causal_mask"),
+            "pool": pool,
+            "eos": tower.get("eos_id", 2),
+            "numerics": OpenClip().numerics_of(model, tower),
+        }, {"clean": clean}
 
 
 class BigVisionText(TextFamily):
@@ -192,21 +170,77 @@ class BigVisionText(TextFamily):
         block=BigVision.table.block,
     )
     scale, bias = "params/t", "params/b"
-    numerics: ClassVar[Numerics] = GOOGLE_NUMERICS
 
     def tensors(self, checkpoint: Checkpoint) -> Tensors:
         prefix, tensors = "params/txt/", checkpoint.tensors
         inner = {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
         return unstack({name.replace("Encoder_0/", "Transformer/"): tensor for name, tensor in inner.items()})
 
-    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> dict[str, Any]:
-        return {"num_heads": heads_in(tensors), "causal": False, "pool": "last", "numerics": self.numerics}
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> tuple[dict[str, Any], dict[str, Any]]:
+        settings = {"num_heads": heads_in(tensors), "causal": False, "pool": "last", "numerics": GOOGLE_NUMERICS}
+        return settings, {"clean": "siglip"}
 
-    def cleaning(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        return {"clean": "siglip"}
+
+BERT_LAYER = "encoder_block/layer_sequence/layers_{i}"
+# LiT's projections (D, D) or (D, H, d), and back (D, D) or (H, d, D)
+ANY_IN = ArrayLayout(None, HEADS_IN.read, HEADS_IN.write)
+ANY_BIAS = ArrayLayout(None, HEADS_BIAS.read, HEADS_BIAS.write)
+ANY_OUT = ArrayLayout(None, lambda parts: parts[0].reshape(-1, parts[0].shape[-1]).T, HEADS_OUT.write)
+LIT_TOKENS = 16  # tokens per text in LiT's release, of 512 positions of BERT
+LIT_HEAD_WIDTH = 64  # of both sizes of BERT
+
+
+class LitText(TextFamily):
+    """LiT's `txt/`: a BERT in flaxformer's names. Its text is the first of `[CLS]` and up to 15 word pieces."""
+
+    table = Table(
+        rows=(
+            Row("tokens.weight", ("embedder/embedders_token_ids/embedding",)),
+            Row("pos_embed", ("embedder/embedders_position_ids/embedding",)),
+            *norm("embed_norm", "layer_norm"),
+            *(
+                Row(
+                    f"blocks.{{i}}.attn.qkv.{ours}",
+                    tuple(f"{BERT_LAYER}/attention_block/attention_layer/{part}/{theirs}" for part in QKV),
+                    layout,
+                )
+                for ours, theirs, layout in (("weight", "kernel", ANY_IN), ("bias", "bias", ANY_BIAS))
+            ),
+            *layer("blocks.{i}.attn.proj", f"{BERT_LAYER}/attention_block/dense_layer", ANY_OUT),
+            *norm("blocks.{i}.norm1", f"{BERT_LAYER}/attention_block/layer_norm"),
+            *layer("blocks.{i}.mlp.fc1", f"{BERT_LAYER}/mlp_block/mlp/dense_layer"),
+            *layer("blocks.{i}.mlp.fc2", f"{BERT_LAYER}/mlp_block/dense_layer"),
+            *norm("blocks.{i}.norm2", f"{BERT_LAYER}/mlp_block/layer_norm"),
+            *layer("projection", "head"),
+        ),
+        block=r"encoder_block/layer_sequence/layers_(\d+)/",
+    )
+    scale, bias = "params/t", "params/b"
+
+    def tensors(self, checkpoint: Checkpoint) -> Tensors:
+        names = {name: name.removeprefix("params/") for name in checkpoint.tensors}
+        tower = {
+            inner.removeprefix("txt/").removeprefix("BertEncoder_0/"): checkpoint.tensors[name]
+            for name, inner in names.items()
+            if inner.startswith("txt/")
+        }
+        segments, positions = (
+            tower.get(f"embedder/embedders_{kind}_ids/embedding") for kind in ("segment", "position")
+        )
+        if segments is not None and positions is not None and segments.dim() == positions.dim() == 2:
+            del tower["embedder/embedders_segment_ids/embedding"]  # every token is in segment 0
+            tower["embedder/embedders_position_ids/embedding"] = positions[:LIT_TOKENS] + segments[0]
+        return tower
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> tuple[dict[str, Any], dict[str, Any]]:
+        query = tensors.get(f"{BERT_LAYER.format(i=0)}/attention_block/attention_layer/query/kernel", torch.empty(1, 1))
+        heads = query.shape[1] if query.dim() == 3 else max(1, query.shape[-1] // LIT_HEAD_WIDTH)
+        numerics = GOOGLE_NUMERICS.replace(norm_eps=1e-12)
+        return {"num_heads": heads, "causal": False, "pool": "first", "post_norm": True, "numerics": numerics}, {}
 
 
 TEXT_FAMILIES: dict[type, TextFamily] = {
+    Lit: LitText(),
     HuggingFaceTower: HuggingFaceText(),
     OpenClip: OpenClipText(),
     OpenClipTimm: OpenClipText(),
@@ -215,27 +249,15 @@ TEXT_FAMILIES: dict[type, TextFamily] = {
 """By the family of the image tower."""
 
 
-def scalar(tensor: Tensor | None, name: str) -> float | None:
-    if tensor is None:
-        return None
-    if tensor.numel() != 1:
-        raise CheckpointError(f"{name!r} has shape {tuple(tensor.shape)}, not a single number")
-    return float(tensor)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class TextWeights:
     """A text tower, and how its embeddings are compared with those of images."""
 
     tower: TextTower
-    cleaning: dict[str, Any]
-    """Settings of TokenizerRules."""
-    scale: float
-    """Logarithm of the factor on the cosine similarity."""
-    bias: float | None
-    """None for CLIP."""
-    folder: Path
-    """Directory of the tokenizer's files."""
+    cleaning: dict[str, Any]  # settings of the tokenizer that depend on the family
+    scale: float  # logarithm of the factor on the cosine similarity
+    bias: float | None  # None for CLIP
+    folder: Path  # directory of the tokenizer's files
 
 
 def read_text_tower(path: Path) -> TextWeights | None:
@@ -246,50 +268,90 @@ def read_text_tower(path: Path) -> TextWeights | None:
     if family is None or not tensors:
         return None
     tower, cleaning = text_tower(family, checkpoint, tensors)
-    scale = scalar(checkpoint.tensors.get(family.scale), family.scale)
-    if scale is None:
+    scalars = {name: x for name, x in checkpoint.tensors.items() if name in (family.scale, family.bias)}
+    if isinstance(family, LitText) and "t" in checkpoint.tensors:
+        scalars[family.scale] = checkpoint.tensors["t"]
+    for name, tensor in scalars.items():
+        if tensor.numel() != 1:
+            raise CheckpointError(f"{name!r} has shape {tuple(tensor.shape)}, not a single number")
+    if family.scale not in scalars:
         raise CheckpointError(f"{family.scale!r}, the scale of the logits, is missing")
-    bias = scalar(checkpoint.tensors.get(family.bias), family.bias)
+    scale, bias = float(scalars[family.scale]), float(scalars[family.bias]) if family.bias in scalars else None
     folder = path if path.is_dir() else path.parent
     return TextWeights(tower=tower, cleaning=cleaning, scale=scale, bias=bias, folder=folder)
 
 
 def text_tower(family: TextFamily, checkpoint: Checkpoint, tensors: Tensors) -> tuple[TextTower, dict[str, Any]]:
     """Build the tower with every array accounted for; returns it with the settings of its tokenizer."""
-    reading = family.table.read(tensors)
-    config = family.config(checkpoint, tensors, reading.native)
+    native, unused = family.table.read(tensors)
+    facts, cleaning = family.facts(checkpoint, tensors)
+    tokens, positions = shape_of(native, "tokens.weight"), shape_of(native, "pos_embed")
+    projection, mlp = shape_of(native, "projection.weight"), shape_of(native, "blocks.0.mlp.fc1.weight")
+    if len(tokens) != 2 or len(positions) != 2 or len(mlp) != 2:
+        raise CheckpointError("the text tower's embeddings or blocks are not matrices")
+    config = TextConfig(
+        vocabulary=tokens[0],
+        context_length=positions[0],
+        depth=count_blocks(native, facts.pop("depth", None)),
+        width=tokens[1],
+        mlp_dim=mlp[0],
+        embedding_width=projection[0] if projection else 0,
+        projection_bias="projection.bias" in native,
+        layer_scale="blocks.0.ls1" in native,
+        **facts,
+    )
     with torch.device("meta"):
         tower = TextTower(config)
     expected = tower.state_dict()
-    missing = family.table.foreign_names((name for name in expected if name not in reading.native), config.blocks)
-    surplus = [*(name for name in reading.native if name not in expected), *reading.unused]
+    missing = family.table.foreign_names((name for name in expected if name not in native), config.blocks)
+    surplus = [*(name for name in native if name not in expected), *unused]
     if missing or surplus:
         raise CheckpointError(
             f"names do not fit a text tower of this shape: {len(missing)} not found: {brief(missing)}; "
             f"{len(surplus)} not used: {brief(surplus)}"
         )
-    for name, tensor in reading.native.items():
+    for name, tensor in native.items():
         if tensor.shape != expected[name].shape:
             shapes = f"{tuple(tensor.shape)}, expected {tuple(expected[name].shape)}"
             raise CheckpointError(f"the text tower's {name!r} has shape {shapes}")
-    tower.load_state_dict({name: tensor.contiguous() for name, tensor in reading.native.items()}, assign=True)
-    return tower.eval(), family.cleaning(checkpoint)
+    tower.load_state_dict({name: tensor.contiguous() for name, tensor in native.items()}, assign=True)
+    return tower.eval(), cleaning
 
 
 CLASSES = {"clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model"}
 
 
-def write_text(member: Family, config: ModelConfig, stated: dict[str, Any], text: TextWeights) -> Tensors:
-    """The text tower's arrays; changes `config.json` in `stated` from the image tower's to that of both."""
-    reasons = list(text_obstacles(member, config, text.tower.config))
+def write_text(member: Family[Any], config: ModelConfig, stated: dict[str, Any], text: TextWeights) -> Tensors:
+    """The text tower's arrays, the scale and the bias under transformers' names.
+
+    Changes `config.json` in `stated` from that of the image tower to that of both.
+    """
+    tower = text.tower.config
+    reasons = list(text_obstacles(member, config, tower))
     if reasons:
         raise ConversionError(f"the text tower cannot be written: {'; '.join(reasons)}")
     kind = tower_kind(member, config)
-    stated["config.json"] = two_tower_config(kind, stated["config.json"], text.tower.config)
-    return text_tensors(kind, text)
+    shared: dict[str, Any] = {"architectures": [CLASSES[kind]], "model_type": kind, "dtype": "float32"}
+    vision = {name: x for name, x in stated["config.json"].items() if name not in ("architectures", "dtype")}
+    settings = {"vocab_size": tower.vocabulary, "max_position_embeddings": tower.context_length, **encoder_json(tower)}
+    scale, head = torch.tensor(text.scale), "text_model.head"
+    if kind == "clip":
+        settings |= {"projection_dim": tower.embedding_width, "eos_token_id": tower.eos if tower.pool == "eos" else 2}
+        shared["projection_dim"] = tower.embedding_width
+        others, head = {"logit_scale": scale}, "text_projection"
+    else:
+        settings["projection_size"] = tower.embedding_width
+        others = {"logit_scale": scale[None], "logit_bias": torch.tensor([text.bias or 0.0])}
+    towers = {"vision_config": vision, "text_config": {"model_type": f"{kind}_text_model"} | settings}
+    stated["config.json"] = shared | towers
+    state = {name: tensor.detach().cpu().float() for name, tensor in text.tower.state_dict().items()}
+    projection = {name: state.pop(name) for name in ("projection.weight", "projection.bias") if name in state}
+    named = HuggingFaceText.table.write(state, tower.blocks)
+    tensors = {f"text_model.{name}": tensor for name, tensor in named.items()}
+    return tensors | {name.replace("projection", head): tensor for name, tensor in projection.items()} | others
 
 
-def tower_kind(member: Family, config: ModelConfig) -> str:
+def tower_kind(member: Family[Any], config: ModelConfig) -> str:
     """`clip`, `siglip` or `siglip2`; empty for other models."""
     if not isinstance(member, HuggingFaceTower) or not isinstance(config, ViTConfig):
         return ""
@@ -300,7 +362,7 @@ def tokenizer_files(text: TextWeights | None) -> list[Path]:
     return [] if text is None else [text.folder / name for name in TOKENIZER_FILES if (text.folder / name).is_file()]
 
 
-def text_obstacles(member: Family, image: ModelConfig, config: TextConfig) -> Iterator[str]:
+def text_obstacles(member: Family[Any], image: ModelConfig, config: TextConfig) -> Iterator[str]:
     """Reasons why the text tower cannot be written with this image tower; none if it can."""
     kind = tower_kind(member, image)
     if not kind or not isinstance(image, ViTConfig):
@@ -315,43 +377,6 @@ def text_obstacles(member: Family, image: ModelConfig, config: TextConfig) -> It
         f"pool={config.pool!r}": config.pool not in (("argmax", "eos") if clip else ("last",)),
         "a projection with a bias" if clip else "a projection without a bias": config.projection_bias == clip,
     }
-    yield from (
-        f"{CLASSES[kind]} of transformers does not support {what}" for what, is_true in checks.items() if is_true
-    )
-
-
-def text_tensors(kind: str, text: TextWeights) -> Tensors:
-    """The tower's arrays, the scale and the bias under transformers' names."""
-    state = {name: tensor.detach().cpu().float() for name, tensor in text.tower.state_dict().items()}
-    projection = {name: state.pop(f"projection.{name}") for name in ("weight", "bias") if f"projection.{name}" in state}
-    named = HuggingFaceText.table.write(state, text.tower.config.blocks)
-    tensors = {f"text_model.{name}": tensor for name, tensor in named.items()}
-    head = "text_projection" if kind == "clip" else "text_model.head"
-    tensors |= {f"{head}.{name}": tensor for name, tensor in projection.items()}
-    scale = torch.tensor(text.scale)
-    if kind == "clip":
-        return tensors | {"logit_scale": scale}
-    return tensors | {"logit_scale": scale[None], "logit_bias": torch.tensor([text.bias or 0.0])}
-
-
-def two_tower_config(kind: str, vision: dict[str, Any], config: TextConfig) -> dict[str, Any]:
-    """`config.json` of the two-tower model."""
-    inner = {name: value for name, value in vision.items() if name not in ("architectures", "dtype")}
-    text = {
-        "model_type": f"{kind}_text_model",
-        "vocab_size": config.vocabulary,
-        "max_position_embeddings": config.context_length,
-        "hidden_size": config.width,
-        "intermediate_size": config.mlp_dim,
-        "num_hidden_layers": config.depth,
-        "num_attention_heads": config.num_heads,
-        "hidden_act": WRITTEN_ACTIVATIONS[config.numerics.gelu],
-        "layer_norm_eps": config.numerics.norm_eps,
-    }
-    joined: dict[str, Any] = {"architectures": [CLASSES[kind]], "model_type": kind, "dtype": "float32"}
-    if kind == "clip":
-        text |= {"projection_dim": config.embedding_width, "eos_token_id": config.eos if config.pool == "eos" else 2}
-        joined["projection_dim"] = config.embedding_width
-    else:
-        text["projection_size"] = config.embedding_width
-    return joined | {"vision_config": inner, "text_config": text}
+    for what, is_true in checks.items():
+        if is_true:
+            yield f"{CLASSES[kind]} of transformers does not support {what}"

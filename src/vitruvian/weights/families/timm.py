@@ -1,28 +1,27 @@
-"""timm (safetensors or `.pth`): Vision Transformers with AugReg, DeiT, DeiT-III and hybrids, and BiT ResNets."""
+"""timm (safetensors or `.pth`): Vision Transformers with AugReg, DeiT and hybrids, BiT ResNets, and MLP-Mixers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
 
-from vitruvian.config import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    TIMM_NUMERICS,
-    ModelConfig,
-    Preprocess,
-    ResNetConfig,
-    ViTConfig,
-)
+from vitruvian.catalog import title_of
+from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, TIMM_NUMERICS, ModelMeta, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError, argument
 from vitruvian.settings import Size
 from vitruvian.weights.checkpoint_files import Checkpoint
-from vitruvian.weights.families.family import Facts, Family, vit_obstacles
+from vitruvian.weights.families.family import Facts, Family, mixer_obstacles, vit_obstacles
 from vitruvian.weights.families.tables import POSITIONS, ArrayLayout, Row, Table, Tensors, pair, pairs, rename
-from vitruvian.weights.families.timm_config import HARMLESS, NUMERICS, TimmConfig, crop_preprocess
+from vitruvian.weights.families.timm_config import (
+    HARMLESS,
+    NUMERICS,
+    SHAPE_ARGUMENTS,
+    TimmConfig,
+    crop_preprocess,
+    write_config,
+)
 from vitruvian.weights.families.timm_layout import STEM_NAMES, count_branches, join_parts
 
 ATTENTION_LAYERS = ("norm1", "attn.qkv", "attn.q_norm", "attn.k_norm", "attn.norm", "attn.proj")
@@ -77,20 +76,44 @@ BATCH_STEM_ROWS = (
 ANCHORS = ("patch_embed.proj.weight", "patch_embed.backbone.2.conv.weight", "embeds.proj.weight")
 """The patch embedding of most models, behind MobileCLIP's stem, and of NaFlexVit."""
 
+ARCHITECTURE_PARTS = {
+    ".q_norm.": "normalized queries and keys",
+    "norm_pre.": "a norm before the blocks (CLIP)",
+    ".attn.norm.": "a norm inside attention",
+    ".mlp.norm.": "a norm inside the MLP",
+    "patch_embed.norm.": "a norm after the patch embedding",
+    "relative_position_bias_table": "relative position biases (BEiT)",
+    "rope_freqs": "rotary positions",
+    "in_proj.": "parallel blocks",
+    ".attns.": "parallel branches",
+    "subtracted": "differential attention",
+    "patch_embed.root.": "a stem with BatchNorm",
+    ".attn.q_proj.": "separate arrays for query, key and value",
+    "embeds.": "the embedding of NaFlexVit",
+}
+"""Parts of names of architectures whose activation, epsilon and rotations must be stated, and what they are."""
 
-class Timm(Family):
+
+def check_plain(tensors: Tensors) -> None:
+    """Raise for parts that depend on an architecture, for a file that does not state it."""
+    for part, what in ARCHITECTURE_PARTS.items():
+        match = next((name for name in tensors if part in name), None)
+        if match:
+            raise CheckpointError(
+                f"the weights have {what} ({match!r}), but no known architecture is stated",
+                hint=f"keep timm's config.json beside them, or pass {argument('config')} with the name of the "
+                "architecture (`vit convert --config` does)",
+            )
+
+
+class Timm(Family[ViTConfig]):
     """Vision Transformers with erf GELU, eps 1e-6, and positions resampled bicubically with antialiasing."""
 
     name = "timm"
     numerics = TIMM_NUMERICS
     anchor = "patch_embed.proj.weight"
     prefixes: ClassVar[tuple[str, ...]] = (
-        "",
-        "module.",
-        "backbone.",
-        "module.backbone.",
-        "model.",
-        "module.model.",
+        *(outer + inner for inner in ("", "backbone.", "model.") for outer in ("", "module.")),
         "_orig_mod.",
     )
     renames: ClassVar[tuple[tuple[str, str], ...]] = (
@@ -99,21 +122,6 @@ class Timm(Family):
         *((f"^{re.escape(theirs)}", ours) for names in STEM_NAMES.values() for theirs, ours in names.items()),
     )
     suffixes: ClassVar[tuple[str, ...]] = (".safetensors", ".pth", ".pt", ".bin")
-    refused: ClassVar[dict[str, str]] = {
-        ".q_norm.": "normalized queries and keys",
-        "norm_pre.": "a norm before the blocks (CLIP)",
-        ".attn.norm.": "a norm inside attention",
-        ".mlp.norm.": "a norm inside the MLP",
-        "patch_embed.norm.": "a norm after the patch embedding",
-        "relative_position_bias_table": "relative position biases (BEiT)",
-        "rope_freqs": "rotary positions",
-        "in_proj.": "parallel blocks",
-        ".attns.": "parallel branches",
-        "subtracted": "differential attention",
-        "patch_embed.root.": "a stem with BatchNorm",
-        ".attn.q_proj.": "separate arrays for query, key and value",
-        "embeds.": "the embedding of NaFlexVit",
-    }
     table = Table(
         rows=(
             *TOKEN_ROWS,
@@ -140,12 +148,8 @@ class Timm(Family):
             renamed = rename(renamed, [(r"^fc_norm\.", "norm.")])
         return renamed
 
-    def parse_settings(self, checkpoint: Checkpoint) -> TimmConfig:
-        return TimmConfig.parse(checkpoint.settings.get("config.json", {}))
-
     def config(self, checkpoint: Checkpoint) -> TimmConfig:
-        parsed = checkpoint.parsed
-        return parsed if isinstance(parsed, TimmConfig) else self.parse_settings(checkpoint)
+        return TimmConfig.parse(checkpoint.settings.get("config.json", {}))
 
     def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
         config = self.config(checkpoint)
@@ -153,10 +157,18 @@ class Timm(Family):
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         config = self.config(checkpoint)
+        if config.settings is None:
+            check_plain(tensors)
         after_pool = any(name.endswith("fc_norm.weight") for name in checkpoint.tensors)
         if "dist_token" in tensors:
             check_distilled(tensors, fc_norm=after_pool)
-        check_padding(config, tensors["patch_embed.proj.weight"].shape)
+        patch, size = tensors["patch_embed.proj.weight"].shape, config.image_size
+        if config.model_args.get("dynamic_img_pad") and size and len(patch) == 4 and any(x % patch[-1] for x in size):
+            raise CheckpointError(  # our model drops the pixels past the last whole patch
+                f"config.json: dynamic_img_pad pads images of {size[0]}x{size[1]} to whole patches of {patch[-1]}, "
+                "which is not supported",
+                hint=f"state an img_size that is a multiple of {patch[-1]}",
+            )
         settings = dict(config.settings or {})
         stated = self.stated_settings(config, tensors, checkpoint) if settings else {}
         flexible_size = naflex_image_size(tensors, checkpoint, square=bool(settings.get("square_positions")))
@@ -168,15 +180,29 @@ class Timm(Family):
             num_heads=None if num_heads is None else num_heads * count_branches(checkpoint.tensors),
             settings=settings,
             stated=stated,
-            image_size=flexible_size or config.image_size,
+            image_size=flexible_size or size,
             norm_after_pool=after_pool,
             stem_style="timm",
             labels=config.labels,
+            known_as=f"timm:{config.name}" if config.name else "",
         )
 
     def stated_settings(self, config: TimmConfig, tensors: Tensors, checkpoint: Checkpoint) -> dict[str, Any]:
         """Settings in `config.json` that the arrays determine too, without those that mean something else here."""
-        stated = config.shape_settings(tensors["patch_embed.proj.weight"].shape[0])
+        arguments = {"num_classes": config.num_classes} | config.model_args
+        stated = {SHAPE_ARGUMENTS[name]: value for name, value in arguments.items() if name in SHAPE_ARGUMENTS}
+        size, ratio = stated.get("patch_size"), stated.pop("mlp_dim", None)
+        if isinstance(size, list) and size[1:] == size[:-1]:
+            stated["patch_size"] = size[0]
+        if isinstance(ratio, int | float):
+            stated["mlp_dim"] = int(tensors["patch_embed.proj.weight"].shape[0] * ratio)
+        if stated.get("cls_pos_embed") is not None:
+            stated["cls_pos_embed"] = not stated["cls_pos_embed"]
+        if "layer_scale" in stated:  # with 0 some models have no LayerScale, others multiply by arrays of zeros
+            stated["layer_scale"] = True if stated["layer_scale"] else None
+        settings = config.settings or {}
+        if stated.get("norm_after_pool") is None and settings.get("final_norm"):
+            stated["norm_after_pool"] = settings["norm_after_pool"]
         fc1, fc2 = (tensors.get(f"blocks.0.mlp.fc{n}.weight", torch.empty(1, 1)).shape for n in (1, 2))
         has_branches = count_branches(checkpoint.tensors) > 1
         differs = {
@@ -187,11 +213,7 @@ class Timm(Family):
         }
         return {name: value for name, value in stated.items() if not differs.get(name)}
 
-    def known_as(self, checkpoint: Checkpoint) -> str:
-        name = self.config(checkpoint).name
-        return f"timm:{name}" if name else ""
-
-    def doubt(self, checkpoint: Checkpoint, config: ModelConfig) -> str:
+    def doubt(self, checkpoint: Checkpoint, config: ViTConfig) -> str:
         """Warn about a file that may have lost its last blocks; if `model_args` states the depth, it is an error."""
         stated = self.config(checkpoint)
         if stated.architecture is None:
@@ -204,88 +226,62 @@ class Timm(Family):
         ]
         return f"config.json names {stated.name}, which has {', '.join(differing)}" if differing else ""
 
-    def refused_parts(self, checkpoint: Checkpoint) -> dict[str, str]:
-        return self.refused if self.config(checkpoint).settings is None else {}
-
-    def stated_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
+    def stated_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess | None:
         stated = self.config(checkpoint)
         is_flexible = any(name.endswith("embeds.proj.weight") for name in checkpoint.tensors)  # not the positions' grid
         return stated.preprocess(stated.input_size[1] if is_flexible and stated.input_size else config.image_size)
 
-    def default_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
-        assert isinstance(config, ViTConfig)
+    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
         # Facebook's models were trained with ImageNet's mean and std, AugReg's with 0.5; this distinguishes them
         is_deit = config.distillation or config.layer_scale or checkpoint.wrapper == "model"
         preprocess = crop_preprocess(config.image_size, 1.0 if min(config.image_size) >= 384 else 0.9)
         return preprocess.replace(mean=IMAGENET_MEAN, std=IMAGENET_STD) if is_deit else preprocess
 
-    def obstacles(self, config: ModelConfig) -> Iterator[str]:
-        yield from vit_obstacles(config, "timm", inner_norms=True)
-        if not isinstance(config, ViTConfig):
-            return
-        if config.representation_size:
-            yield "timm has no pre-logits layer before the head (it drops pre_logits)"
-        if config.pool == "token_mean":
-            yield "timm has no head on class token and mean concatenated"
-        if config.pool == "map" and config.norm_after_pool:
-            yield "timm normalizes the tokens before attention pooling"
-        if config.distillation and config.reg_tokens:
-            yield "timm has no register tokens beside a distillation token"
+    def obstacles(self, config: ViTConfig) -> list[str]:
+        map_norm = config.pool == "map" and config.norm_after_pool
+        checks = {
+            "timm has no pre-logits layer before the head (it drops pre_logits)": config.representation_size,
+            "timm has no head on class token and mean concatenated": config.pool == "token_mean",
+            "timm normalizes the tokens before attention pooling": map_norm,
+            "timm has no register tokens beside a distillation token": config.distillation and config.reg_tokens,
+        }
+        return vit_obstacles(config, "timm", checks, inner_norms=True)
 
     def prefix_rows(self, config: ViTConfig) -> int:
         """0 with registers, because timm then has positions for the patches only."""
         return super().prefix_rows(config) if config.cls_pos_embed and not config.reg_tokens else 0
 
-    def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
-        assert isinstance(config, ViTConfig)
+    def from_table_names(self, tensors: Tensors, config: ViTConfig) -> Tensors:
         if config.norm_after_pool and config.pool == "mean":
             tensors = rename(tensors, [(r"^norm\.", "fc_norm.")])
         if config.stem and not config.stem.stages:
             tensors = rename(tensors, [(r"^patch_embed\.backbone\.stem\.", "patch_embed.backbone.")])
         return tensors
 
-    def restore(self, native: Tensors, config: ModelConfig) -> Tensors:
+    def restore(self, native: Tensors, config: ViTConfig) -> Tensors:
         """Restore a projection of features, which timm stores as a head without bias."""
-        has_projection = isinstance(config, ViTConfig) and config.projection and not config.num_classes
-        if not has_projection or "head.weight" not in native:
+        if not config.projection or config.num_classes or "head.weight" not in native:
             return native
         return rename({name: t for name, t in native.items() if name != "head.bias"}, [(r"^head\.", "pre_logits.")])
 
-    def reader_config(self, config: ModelConfig) -> ModelConfig:
-        assert isinstance(config, ViTConfig)
-        is_hybrid = config.stem and config.stem.style == "hybrid"
-        stem = config.stem.replace(style="timm") if config.stem and is_hybrid else config.stem
+    def reader_config(self, config: ViTConfig) -> ViTConfig:
+        stem = config.stem.replace(style="timm") if config.stem and config.stem.style == "hybrid" else config.stem
         return config.replace(numerics=self.numerics, stem=stem)
-
-
-def check_padding(config: TimmConfig, patch: tuple[int, ...]) -> None:
-    """Raise if timm would pad the image to whole patches; our model drops the pixels past the last whole patch."""
-    size = config.image_size
-    is_padded = config.model_args.get("dynamic_img_pad") and size and len(patch) == 4
-    if is_padded and size and any(side % patch[-1] for side in size):
-        raise CheckpointError(
-            f"config.json: dynamic_img_pad pads images of {size[0]}x{size[1]} to whole patches of {patch[-1]}, which "
-            "is not supported",
-            hint=f"state an img_size that is a multiple of {patch[-1]}",
-        )
 
 
 def check_distilled(tensors: Tensors, *, fc_norm: bool) -> None:
     """Raise for parts of a distilled model that timm's code ignores or treats differently."""
     if "head.weight" not in tensors:
-        raise CheckpointError(
-            "a distilled model without its heads; timm's features are then the mean of two tokens",
-            hint=f"keep the heads and pass {argument('num_classes', 0)} to get the features of the class token",
-        )
+        what = "a distilled model without its heads; timm's features are then the mean of two tokens"
+        hint = f"keep the heads and pass {argument('num_classes', 0)} to get the features of the class token"
+        raise CheckpointError(what, hint=hint)
     if fc_norm:
-        raise CheckpointError(
-            "a distilled model with 'fc_norm', which timm's code does not apply before the two heads",
-            hint="create it with fc_norm=False, which has a norm after the blocks, or final_norm=False",
-        )
+        what = "a distilled model with 'fc_norm', which timm's code does not apply before the two heads"
+        hint = "create it with fc_norm=False, which has a norm after the blocks, or final_norm=False"
+        raise CheckpointError(what, hint=hint)
     if "reg_token" in tensors:
-        raise CheckpointError(
-            "a distilled model with 'reg_token', which timm's code ignores", hint="create it without register tokens"
-        )
+        reason = "a distilled model with 'reg_token', which timm's code ignores"
+        raise CheckpointError(reason, hint="create it without register tokens")
 
 
 def naflex_image_size(tensors: Tensors, checkpoint: Checkpoint, *, square: bool) -> Size | None:
@@ -311,11 +307,23 @@ def naflex_image_size(tensors: Tensors, checkpoint: Checkpoint, *, square: bool)
 BIT_STAGE, BIT_UNIT = "stages.{s}.{u}", "stages.{s}.blocks.{u}"
 KERNEL = ArrayLayout(4, lambda parts: parts[0][:, :, 0, 0], lambda x, n, heads: [x[:, :, None, None]])
 """A dense layer stored as a 1x1 convolution in PyTorch's layout."""
-BIT_ARGUMENTS = frozenset({"num_classes", "in_chans"})
-"""`model_args` allowed for BiT ResNets, because the arrays determine them; others make another network."""
+SIMPLE_ARGUMENTS = frozenset({"num_classes", "in_chans"})
+"""`model_args` allowed for architectures outside `timm.json`; the arrays determine them."""
 
 
-class TimmBit(Family):
+def simple_config(checkpoint: Checkpoint, names: str, what: str) -> TimmConfig:
+    """`config.json` of an architecture outside `timm.json`; `names` is the pattern of its names."""
+    config = TimmConfig.parse(checkpoint.settings.get("config.json", {}))
+    if config.name and not re.fullmatch(names, config.name):
+        raise CheckpointError(f"config.json: {config.name!r} is not one of timm's {names.replace('.', '')}")
+    config.check_null_arguments()
+    for name, value in ({"global_pool": config.global_pool or "avg"} | config.model_args).items():
+        if not (HARMLESS.fullmatch(name) or name in SIMPLE_ARGUMENTS or (name, value) == ("global_pool", "avg")):
+            raise CheckpointError(f"config.json: {name}={value!r} is not supported for {what}")
+    return config
+
+
+class TimmBit(Family[ResNetConfig]):
     """timm's `resnetv2_*_bit`, which standardizes kernels with another epsilon than Google's release."""
 
     name = "timm"
@@ -336,35 +344,98 @@ class TimmBit(Family):
         unit=r"stages\.(\d+)\.blocks\.(\d+)\.",
     )
 
-    def parse_settings(self, checkpoint: Checkpoint) -> TimmConfig:
-        return TimmConfig.parse(checkpoint.settings.get("config.json", {}))
+    def __init__(self, *, folder: bool = False) -> None:
+        """`folder`: whether a model is written as a folder, whose `config.json` names one of timm's models."""
+        self.folder = folder
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
-        config: TimmConfig = checkpoint.parsed
-        if config.name and not re.fullmatch(r"resnetv2_\w*bit", config.name):
-            raise CheckpointError(f"config.json: {config.name!r} is not one of timm's resnetv2_*_bit")
-        config.check_null_arguments()
-        for name, value in ({"global_pool": config.global_pool or "avg"} | config.model_args).items():
-            if not (HARMLESS.fullmatch(name) or name in BIT_ARGUMENTS or (name, value) == ("global_pool", "avg")):
-                raise CheckpointError(f"config.json: {name}={value!r} is not supported for a BiT ResNet")
-        size = config.input_size
-        return Facts(
-            numerics=self.numerics,
-            settings={"style": "timm_bit"},
-            image_size=size and size[1],
-            labels=config.labels,
-        )
+        config = simple_config(checkpoint, "resnetv2_.*_bit", "a BiT ResNet")
+        size = config.input_size and config.input_size[1]
+        return Facts(numerics=self.numerics, settings={"style": "timm_bit"}, image_size=size, labels=config.labels)
 
-    def stated_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
-        stated: TimmConfig = checkpoint.parsed
+    def stated_preprocess(self, checkpoint: Checkpoint, config: ResNetConfig) -> Preprocess | None:
+        stated = TimmConfig.parse(checkpoint.settings.get("config.json", {}))
         return stated.preprocess(config.image_size)
 
-    def default_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+    def default_preprocess(self, checkpoint: Checkpoint, config: ResNetConfig) -> Preprocess:
         return crop_preprocess(config.image_size, 0.875).replace(interpolation="bilinear")
 
-    def obstacles(self, config: ModelConfig) -> Iterator[str]:
-        if not isinstance(config, ResNetConfig):
-            yield "these names are for ResNets, this is a Vision Transformer"
+    def obstacles(self, config: ResNetConfig) -> list[str]:
+        if not self.folder or bit_name(config) in BIT_NAMES:
+            return []
+        return [f"timm has no resnetv2_*_bit with stages={config.stages} and width={config.width}"]
 
-    def reader_config(self, config: ModelConfig) -> ModelConfig:
+    def json_files(self, config: ResNetConfig, meta: ModelMeta) -> dict[str, Any]:
+        return {"config.json": write_config(bit_name(config), config, meta, "head.fc")} if self.folder else {}
+
+    def reader_config(self, config: ResNetConfig) -> ResNetConfig:
         return config.replace(style="timm_bit")
+
+
+BIT_DEPTHS: dict[tuple[int, ...], int] = {(3, 4, 6, 3): 50, (3, 4, 23, 3): 101, (3, 8, 36, 3): 152}
+BIT_NAMES = [f"resnetv2_{size}_bit" for size in ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")]
+
+
+def bit_name(config: ResNetConfig) -> str:
+    return f"resnetv2_{BIT_DEPTHS.get(config.stages)}x{config.width / 64:g}_bit"
+
+
+class TimmMixer(Timm):
+    """timm's `mixer_*`: erf GELU, where Google's release has the tanh form."""
+
+    anchor = "stem.proj.weight"
+    marks = ("blocks.0.mlp_tokens.fc1.weight",)
+    prefixes = ("", "module.", "model.")
+    renames = ()
+    table = Table(
+        rows=(
+            *pairs({"embed.patch": "stem.proj", "norm": "norm", "head": "head"}),
+            *pairs(
+                {
+                    "norm1": "norm1",
+                    "attn.fc1": "mlp_tokens.fc1",
+                    "attn.proj": "mlp_tokens.fc2",
+                    "norm2": "norm2",
+                    "mlp.fc1": "mlp_channels.fc1",
+                    "mlp.fc2": "mlp_channels.fc2",
+                },
+                "blocks.{i}.",
+                "blocks.{i}.",
+            ),
+        ),
+        block=r"blocks\.(\d+)\.",
+    )
+
+    def __init__(self, *, folder: bool = False) -> None:
+        """`folder`: whether a model is written as a folder, whose `config.json` names one of timm's models."""
+        self.folder = folder
+
+    def prefix(self, tensors: Tensors) -> str | None:
+        return Family.prefix(self, tensors)
+
+    def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
+        return tensors
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        config = simple_config(checkpoint, "mixer_.*", "an MLP-Mixer")
+        return Facts(numerics=self.numerics, num_heads=1, image_size=config.image_size, labels=config.labels)
+
+    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
+        return crop_preprocess(config.image_size, 0.875)
+
+    def obstacles(self, config: ViTConfig) -> list[str]:
+        has_name = not self.folder or mixer_name(config) is not None
+        return mixer_obstacles(config, "timm") + ([] if has_name else ["timm has no mixer_* of this shape"])
+
+    def expands_positions(self, config: ViTConfig) -> bool:
+        return False
+
+    def json_files(self, config: ViTConfig, meta: ModelMeta) -> dict[str, Any]:
+        name = mixer_name(config) if self.folder else None
+        return {"config.json": write_config(name, config, meta, "head")} if name else {}
+
+
+def mixer_name(config: ViTConfig) -> str | None:
+    """timm's name for an MLP-Mixer of this shape, or None."""
+    name = title_of(config)
+    return f"mixer_{name[6].lower()}{config.patch_size}_224" if re.fullmatch(r"Mixer-[SBL]/\d+", name) else None

@@ -1,4 +1,4 @@
-"""timm's architectures by name, and the `config.json` of its folders: parsed once per load, and written.
+"""timm's architectures by name, and the `config.json` of its folders, read and written.
 
 `timm.json` has one row per architecture; `benchmarks/architectures.py table` generates it.
 """
@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -17,9 +17,11 @@ from typing import Any, get_args
 from vitruvian.config import (
     IMAGENET_MEAN,
     IMAGENET_STD,
+    TIMM_POOLS,
     Fit,
     Interpolation,
     ModelConfig,
+    ModelMeta,
     Preprocess,
     RopeConfig,
     ViTConfig,
@@ -30,23 +32,15 @@ from vitruvian.settings import Size, as_size
 DISTILLED = "VisionTransformerDistilled"
 
 SETTINGS = (
-    "block",
-    "pos_embed",
-    "norm",
-    "final_norm",
-    "norm_after_pool",
-    "pool",
-    "pool_prefix",
-    "pool_num_heads",
-    "mlp_scale",
+    "block", "pos_embed", "norm", "final_norm", "norm_after_pool", "pool", "pool_prefix", "pool_num_heads", "mlp_scale",
     "rope",
-)
+)  # fmt: skip
 """Settings of ViTConfig that the arrays of a timm model do not determine, besides its heads."""
 NUMERICS = ("gelu", "norm_eps", "position_resize", "square_positions")
 
 BOOLEANS = {False: False, True: True}
-CHOICES: dict[str, tuple[str, dict[Any, Any]]] = {
-    "global_pool": ("pool", {"token": "token", "avg": "mean", "map": "map"}),
+CHOICES: dict[str, tuple[str, Mapping[Any, Any]]] = {
+    "global_pool": ("pool", TIMM_POOLS),
     "act_layer": ("gelu", {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}),
     "attn_layer": ("attention", {"": "softmax", "attn": "softmax", "diff": "differential"}),
     "pos_embed": (
@@ -110,11 +104,9 @@ class Architecture:
     """One of timm's architectures, as published."""
 
     name: str
-    maker: str
-    """timm's class."""
+    maker: str  # timm's class
     config: ViTConfig
-    pieces: frozenset[str]
-    """Arrays that it stores in other parts than the table of names (see timm_layout)."""
+    pieces: frozenset[str]  # arrays that it stores in other parts than the table of names (see timm_layout)
     fc_norm: bool | None = None
     """Where the last norm is at every pooling (True: after it); None if it follows the mean only."""
 
@@ -147,13 +139,8 @@ def find_architecture(name: str) -> Architecture | None:
     row = rows().get(name)
     if row is None or "unsupported" in row:
         return None
-    return Architecture(
-        name=name,
-        maker=row["class"],
-        config=ViTConfig.from_json(row["settings"]),
-        pieces=frozenset(row["pieces"]),
-        fc_norm=row.get("fc_norm"),
-    )
+    config, pieces = ViTConfig.from_json(row["settings"]), frozenset(row["pieces"])
+    return Architecture(name=name, maker=row["class"], config=config, pieces=pieces, fc_norm=row.get("fc_norm"))
 
 
 @cache
@@ -168,18 +155,15 @@ PREPROCESS_KEYS = frozenset({"input_size", "interpolation", "crop_pct", "crop_mo
 class TimmConfig:
     """A parsed `config.json`."""
 
-    name: str = ""
-    """Name of the architecture without its tag; empty if not stated."""
-    architecture: Architecture | None = None
-    settings: dict[str, Any] | None = None
-    """Settings that the arrays do not determine; None without a known architecture."""
-    model_args: dict[str, Any] = field(default_factory=dict)
-    """Without nulls."""
-    null_args: frozenset[str] = frozenset()
-    global_pool: Any = None
-    num_classes: Any = None
-    pretrained_cfg: dict[str, Any] = field(default_factory=dict)
-    labels: tuple[str, ...] | None = None
+    name: str  # of the architecture, without its tag; empty if not stated
+    architecture: Architecture | None
+    settings: dict[str, Any] | None = None  # which the arrays do not determine; None without a known architecture
+    model_args: dict[str, Any]  # without nulls
+    null_args: frozenset[str]
+    global_pool: Any
+    num_classes: Any
+    pretrained_cfg: dict[str, Any]
+    labels: tuple[str, ...] | None
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> TimmConfig:
@@ -235,29 +219,10 @@ class TimmConfig:
         """The evaluation preprocessing, or None if not stated."""
         return read_preprocess(self.pretrained_cfg, size) if self.pretrained_cfg else None
 
-    def shape_settings(self, width: int) -> dict[str, Any]:
-        """The stated settings that the arrays determine too; `width` is the model's."""
-        arguments = {"num_classes": self.num_classes} | self.model_args
-        stated = {SHAPE_ARGUMENTS[name]: value for name, value in arguments.items() if name in SHAPE_ARGUMENTS}
-        size, ratio = stated.get("patch_size"), stated.pop("mlp_dim", None)
-        if isinstance(size, list) and size[1:] == size[:-1]:
-            stated["patch_size"] = size[0]
-        if isinstance(ratio, int | float):
-            stated["mlp_dim"] = int(width * ratio)
-        if stated.get("cls_pos_embed") is not None:
-            stated["cls_pos_embed"] = not stated["cls_pos_embed"]
-        if "layer_scale" in stated:  # with 0 some models have no LayerScale, others multiply by arrays of zeros
-            stated["layer_scale"] = True if stated["layer_scale"] else None
-        settings = self.settings or {}
-        if stated.get("norm_after_pool") is None and settings.get("final_norm"):
-            stated["norm_after_pool"] = settings["norm_after_pool"]
-        return stated
-
     def check_null_arguments(self) -> None:
         """Raise for a null argument unless it is harmless, or the arrays determine the setting."""
-        unknown = sorted(
-            name for name in self.null_args - {"act_layer", *SHAPE_ARGUMENTS} if not HARMLESS.fullmatch(name)
-        )
+        stated = self.null_args - {"act_layer", *SHAPE_ARGUMENTS}
+        unknown = sorted(name for name in stated if not HARMLESS.fullmatch(name))
         if unknown:
             raise CheckpointError(f"config.json: model_args {unknown[0]}=None is not supported")
 
@@ -265,34 +230,6 @@ class TimmConfig:
 def combine_settings(architecture: Architecture, config: TimmConfig) -> dict[str, Any]:
     """The architecture's settings with the changes of `global_pool` and `model_args`."""
     config.check_null_arguments()
-    changes = changed_settings(config)
-    known = architecture.settings()
-    check_ambiguous_null(architecture, config)
-    settings = known | changes
-    adds_map_pool = settings["pool"] == "map" != known["pool"]
-    if architecture.has_silu and ("gelu" in changes or adds_map_pool):
-        raise CheckpointError(
-            f"config.json: {'global_pool' if adds_map_pool else 'act_layer'} gives {architecture.name}, whose MLPs are "
-            "gated by SiLU, another activation, which is not supported"
-        )
-    if "rope" in changes:
-        if known["rope"] is None:
-            raise CheckpointError(
-                f"config.json: model_args states rotary positions, which {architecture.name} does not have"
-            )
-        settings["rope"] = change_rope(known["rope"], changes["rope"])
-    if settings["pool"] != known["pool"]:  # the norm follows the mean, unless the architecture fixes its place
-        fixed = architecture.fc_norm
-        settings["norm_after_pool"] = settings["pool"] == "mean" if fixed is None else fixed
-    if settings["pool"] != "map":
-        settings["pool_num_heads"] = 0
-    if changes.get("pool_prefix") and settings["pool"] == "mean":
-        raise CheckpointError("config.json: pool_include_prefix with a mean of all tokens is not supported")
-    return settings
-
-
-def changed_settings(config: TimmConfig) -> dict[str, Any]:
-    """Our settings for `global_pool` and the arguments that change an architecture."""
     changes: dict[str, Any] = {}
     if config.global_pool is not None:
         changes["pool"] = our_value("global_pool", config.global_pool)
@@ -305,7 +242,42 @@ def changed_settings(config: TimmConfig) -> dict[str, Any]:
             changes["rope"] = changes.get("rope", {}) | {ROTARY[name]: value}
         elif name not in SHAPE_ARGUMENTS and not HARMLESS.fullmatch(name):
             raise CheckpointError(f"config.json: model_args {name}={value!r} is not supported")
-    return changes
+    # nulls that timm drops when it creates a model, but passes on when it reads the folder again
+    ambiguous = {"act_layer"} if architecture.config.numerics.gelu != "erf" else set()
+    ambiguous |= {"fc_norm", "use_fc_norm"} if architecture.fc_norm is not None else set()
+    if names := sorted(config.null_args & ambiguous):
+        what = f"config.json: model_args {names[0]}=None may mean the architecture's value or timm's default"
+        raise CheckpointError(what, hint="state a value, or leave it out")
+    known = architecture.settings()
+    settings = known | changes
+    adds_map_pool = settings["pool"] == "map" != known["pool"]
+    if architecture.has_silu and ("gelu" in changes or adds_map_pool):
+        raise CheckpointError(
+            f"config.json: {'global_pool' if adds_map_pool else 'act_layer'} gives {architecture.name}, whose MLPs are "
+            "gated by SiLU, another activation, which is not supported"
+        )
+    if "rope" in changes:
+        if known["rope"] is None:
+            reason = f"states rotary positions, which {architecture.name} does not have"
+            raise CheckpointError(f"config.json: model_args {reason}")
+        rope, changed = known["rope"], changes["rope"]
+        if changed.get("half", rope.half) != rope.half:  # timm then rotates halves by angles laid out for pairs
+            raise CheckpointError("config.json: changing rope_rotate_half in model_args is not supported")
+        if rope.kind == "normalized" and changed.get("offset"):
+            raise CheckpointError(
+                f"config.json: model_args rope_grid_offset={changed['offset']!r} is not supported for rotary positions "
+                "normalized to the image (DINOv3)"
+            )
+        used = {name: value for name, value in changed.items() if name not in IGNORED_ROTARY[rope.kind]}
+        settings["rope"] = RopeConfig.from_json(rope.to_json() | used)
+    if settings["pool"] != known["pool"]:  # the norm follows the mean, unless the architecture fixes its place
+        fixed = architecture.fc_norm
+        settings["norm_after_pool"] = settings["pool"] == "mean" if fixed is None else fixed
+    if settings["pool"] != "map":
+        settings["pool_num_heads"] = 0
+    if changes.get("pool_prefix") and settings["pool"] == "mean":
+        raise CheckpointError("config.json: pool_include_prefix with a mean of all tokens is not supported")
+    return settings
 
 
 def our_value(name: str, value: Any) -> Any:
@@ -315,32 +287,7 @@ def our_value(name: str, value: Any) -> Any:
     return table[value]
 
 
-def change_rope(known: RopeConfig, changes: dict[str, Any]) -> RopeConfig:
-    """Apply those arguments for rotary positions that timm's code uses."""
-    if changes.get("half", known.half) != known.half:  # timm then rotates halves by angles laid out for pairs
-        raise CheckpointError("config.json: changing rope_rotate_half in model_args is not supported")
-    if known.kind == "normalized" and changes.get("offset"):
-        raise CheckpointError(
-            f"config.json: model_args rope_grid_offset={changes['offset']!r} is not supported for rotary positions "
-            "normalized to the image (DINOv3)"
-        )
-    used = {name: value for name, value in changes.items() if name not in IGNORED_ROTARY[known.kind]}
-    return RopeConfig.from_json(known.to_json() | used)
-
-
-def check_ambiguous_null(architecture: Architecture, config: TimmConfig) -> None:
-    """Raise for nulls that timm drops when it creates a model, but passes on when it reads the folder again."""
-    ambiguous = {"act_layer"} if architecture.config.numerics.gelu != "erf" else set()
-    ambiguous |= {"fc_norm", "use_fc_norm"} if architecture.fc_norm is not None else set()
-    if names := sorted(config.null_args & ambiguous):
-        raise CheckpointError(
-            f"config.json: model_args {names[0]}=None may mean the architecture's value or timm's default",
-            hint="state a value, or leave it out",
-        )
-
-
-INTERPOLATIONS = {"area": "box"}
-"""Our names for Pillow's filters -> timm's, where they differ."""
+INTERPOLATIONS = {"area": "box"}  # our names for Pillow's filters -> timm's, where they differ
 
 
 def read_preprocess(cfg: dict[str, Any], size: Size) -> Preprocess:
@@ -396,20 +343,13 @@ def crop_pct(size: Size, scaled: Size) -> float:
     return size[0] / (scaled[0] + 0.5)
 
 
-def write_config(
-    name: str,
-    config: ModelConfig,
-    *,
-    labels: tuple[str, ...] | None,
-    preprocess: Preprocess,
-    classifier: str | list[str],
-) -> dict[str, Any]:
+def write_config(name: str, config: ModelConfig, meta: ModelMeta, classifier: str | list[str]) -> dict[str, Any]:
     """`config.json` as timm saves it for the Hub."""
+    pretrained_cfg = {"custom_load": False, "num_classes": config.num_classes, "classifier": classifier}
     settings: dict[str, Any] = {
         "architecture": name,
         "num_classes": config.num_classes,
         "num_features": config.feature_width,
-        "pretrained_cfg": {"custom_load": False, "num_classes": config.num_classes, "classifier": classifier}
-        | write_preprocess(preprocess, config),
+        "pretrained_cfg": pretrained_cfg | write_preprocess(meta.preprocess, config),
     }
-    return settings | ({"label_names": list(labels)} if labels else {})
+    return settings | ({"label_names": list(meta.labels)} if meta.labels else {})

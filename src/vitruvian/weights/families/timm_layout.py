@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +15,8 @@ from vitruvian.weights.families.tables import Tensors, rename
 from vitruvian.weights.families.timm_config import Architecture
 
 # D width, H heads of K channels, P patch side
+KINDS = ("weight", "bias")
+
 # Functions with a `block` prefix such as "blocks.0" change the dictionary of tensors in place.
 
 
@@ -26,11 +27,22 @@ def join_parts(tensors: Tensors, settings: dict[str, Any]) -> Tensors:
     """
     state = {name: tensor for name, tensor in tensors.items() if not name.endswith(".num_batches_tracked")}
     try:
-        for name in tensors:
-            if match := PARTS.fullmatch(name):
-                JOINS[match[2]](state, match[1])
-            elif match := re.fullmatch(r"(blocks\.\d+)\.attn\.q_proj\.weight", name):
-                join_projections(state, match[1], settings.get("num_heads"))
+        for block in dict.fromkeys(match[0] for name in tensors if (match := re.match(r"blocks\.\d+", name))):
+            attn, mlp = f"{block}.attn", f"{block}.mlp"
+            if f"{attn}.q_bias" in state:  # EVA and BEiT: query and value have a bias, the key has none
+                q, v = state.pop(f"{attn}.q_bias"), state.pop(f"{attn}.v_bias")
+                state[f"{attn}.qkv.bias"] = torch.cat([q, torch.zeros_like(q), v])
+            if f"{attn}.q_proj.weight" in state:
+                join_projections(state, block, settings.get("num_heads"))
+            for kind in KINDS:
+                if f"{mlp}.fc1_g.{kind}" in state:
+                    state[f"{mlp}.fc1.{kind}"] = torch.cat([state.pop(f"{mlp}.fc1_{part}.{kind}") for part in "gx"])
+            if f"{block}.in_proj.weight" in state:
+                split_parallel_block(state, block)
+            if f"{block}.attns.0.norm.weight" in state:
+                join_branches(state, block)
+            if f"{attn}.lambda_q1" in state or f"{attn}.lambda_a" in state:
+                join_lambdas(state, block)
         if "rope.freqs" in state:
             for layer, frequencies in enumerate(state.pop("rope.freqs").unbind(1)):  # (2, depth, H, K / 2)
                 state[f"blocks.{layer}.attn.rope_freqs"] = frequencies
@@ -44,14 +56,24 @@ def join_parts(tensors: Tensors, settings: dict[str, Any]) -> Tensors:
 def split_parts(tensors: Tensors, config: ViTConfig, architecture: Architecture) -> Tensors:
     """Split arrays as `architecture` stores them; reverses `join_parts`."""
     state, pieces = dict(tensors), architecture.pieces
-    for layer in range(config.depth):
-        for piece, split in SPLITS.items():
-            if piece in pieces:
-                split(state, f"blocks.{layer}", config)
+    for block in (f"blocks.{layer}" for layer in range(config.depth)):
+        attn, mlp = f"{block}.attn", f"{block}.mlp"
+        if "split_bias" in pieces and f"{attn}.qkv.bias" in state:
+            state[f"{attn}.q_bias"], _, state[f"{attn}.v_bias"] = state.pop(f"{attn}.qkv.bias").chunk(3)
+        if "projections" in pieces:
+            split_projections(state, block, config.num_heads)
+        for kind in KINDS if "gate" in pieces else ():
+            if f"{mlp}.fc1.{kind}" in state:
+                gate, value = state.pop(f"{mlp}.fc1.{kind}").chunk(2)
+                state |= {f"{mlp}.fc1_g.{kind}": gate, f"{mlp}.fc1_x.{kind}": value}
+        if "lambdas" in pieces:
+            split_lambdas(state, block, config.head_width)
+        if "parallel" in pieces:
+            join_parallel_block(state, block, joined_out="joined_out" in pieces)
         if "key_bias" not in pieces:
-            state.pop(f"blocks.{layer}.attn.k_proj.bias", None)
+            state.pop(f"{attn}.k_proj.bias", None)
         if architecture.branches > 1:
-            split_branches(state, f"blocks.{layer}", architecture.branches)
+            split_branches(state, block, architecture.branches)
     frequencies = [state.pop(f"blocks.{layer}.attn.rope_freqs", None) for layer in range(config.depth)]
     stored = [tensor for tensor in frequencies if tensor is not None]
     if stored:
@@ -60,19 +82,10 @@ def split_parts(tensors: Tensors, config: ViTConfig, architecture: Architecture)
         state = rename(state, [(r"^(blocks\.\d+)\.ls([12])\.gamma$", r"\1.gamma_\2")])
     if "naflex" in pieces:
         state = split_naflex_embedding(state, config)
-    return rename_batch_norm_stem(state, config)
-
-
-def join_query_value_bias(state: Tensors, block: str) -> None:
-    """EVA and BEiT: query and value have a bias, the key has none."""
-    q, v = state.pop(f"{block}.attn.q_bias"), state.pop(f"{block}.attn.v_bias")
-    state[f"{block}.attn.qkv.bias"] = torch.cat([q, torch.zeros_like(q), v])
-
-
-def split_query_value_bias(state: Tensors, block: str, config: ViTConfig) -> None:
-    bias = state.pop(f"{block}.attn.qkv.bias", None)
-    if bias is not None:
-        state[f"{block}.attn.q_bias"], _, state[f"{block}.attn.v_bias"] = bias.chunk(3)
+    names = STEM_NAMES.get(config.stem.style if config.stem else "", {})
+    state = rename(state, [(f"^{re.escape(ours)}", theirs) for theirs, ours in names.items()])
+    variances = [name for name in state if name.endswith(".running_var")]  # BatchNorm also has a step counter
+    return state | {name.replace("running_var", "num_batches_tracked"): torch.tensor(0) for name in variances}
 
 
 def join_projections(state: Tensors, block: str, heads: int | None) -> None:
@@ -88,15 +101,15 @@ def join_projections(state: Tensors, block: str, heads: int | None) -> None:
         state[f"{block}.attn.qkv.bias"] = torch.cat([q, k, v])
 
 
-def split_projections(state: Tensors, block: str, config: ViTConfig) -> None:
+def split_projections(state: Tensors, block: str, heads: int) -> None:
     """Store query, key and value separately; keys and values that heads share, once."""
-    group = shared_heads(state, block, config.num_heads)
-    for kind in ("weight", "bias"):
+    group = shared_heads(state, block, heads)
+    for kind in KINDS:
         joined = state.pop(f"{block}.attn.qkv.{kind}", None)
         if joined is None:
             continue
         for part, array in zip("qkv", joined.chunk(3)):
-            stored = array if part == "q" else by_head(array, config.num_heads)[::group].flatten(0, 1)
+            stored = array if part == "q" else by_head(array, heads)[::group].flatten(0, 1)
             state[f"{block}.attn.{part}_proj.{kind}"] = stored
 
 
@@ -112,7 +125,7 @@ def repeat_for_heads(part: Tensor, rows: int, heads: int | None) -> Tensor:
 
 def shared_heads(state: Tensors, block: str, heads: int) -> int:
     """The number of neighboring heads with equal keys and equal values."""
-    arrays = [state[f"{block}.attn.qkv.{kind}"] for kind in ("weight", "bias") if f"{block}.attn.qkv.{kind}" in state]
+    arrays = [state[f"{block}.attn.qkv.{kind}"] for kind in KINDS if f"{block}.attn.qkv.{kind}" in state]
     parts = [by_head(part, heads) for array in arrays for part in array.chunk(3)[1:]]  # each (H, K, ...)
     for count in range(heads, 1, -1):
         if heads % count == 0 and all(torch.equal(part, part[::count].repeat_interleave(count, 0)) for part in parts):
@@ -122,20 +135,6 @@ def shared_heads(state: Tensors, block: str, heads: int) -> int:
 
 def by_head(part: Tensor, heads: int) -> Tensor:
     return part.reshape(heads, -1, *part.shape[1:])
-
-
-def join_gate(state: Tensors, block: str) -> None:
-    for kind in ("weight", "bias"):
-        if f"{block}.mlp.fc1_g.{kind}" in state:
-            parts = [state.pop(f"{block}.mlp.fc1_{part}.{kind}") for part in "gx"]
-            state[f"{block}.mlp.fc1.{kind}"] = torch.cat(parts)
-
-
-def split_gate(state: Tensors, block: str, config: ViTConfig) -> None:
-    for kind in ("weight", "bias"):
-        joined = state.pop(f"{block}.mlp.fc1.{kind}", None)
-        if joined is not None:
-            state[f"{block}.mlp.fc1_g.{kind}"], state[f"{block}.mlp.fc1_x.{kind}"] = joined.chunk(2)
 
 
 def count_branches(tensors: Tensors) -> int:
@@ -184,12 +183,12 @@ def split_branches(state: Tensors, block: str, count: int) -> None:
         arrays = {name: state.pop(name) for name in names}
         for index in range(count):
             branch = f"{block}.{branches}.{index}"
-            for kind in ("weight", "bias"):
+            for kind in KINDS:
                 state[f"{branch}.norm.{kind}"] = arrays[f"{block}.{norm}.{kind}"].clone()
                 if f"{block}.{layer}.{first}.{kind}" in arrays:
                     chunks = arrays[f"{block}.{layer}.{first}.{kind}"].chunk(parts)
                     state[f"{branch}.{layer}.{first}.{kind}"] = torch.cat([c.chunk(count)[index] for c in chunks])
-            weight, bias = (arrays[f"{block}.{layer}.{last}.{kind}"] for kind in ("weight", "bias"))
+            weight, bias = (arrays[f"{block}.{layer}.{last}.{kind}"] for kind in KINDS)
             state[f"{branch}.{layer}.{last}.weight"] = weight.chunk(count, dim=1)[index]
             state[f"{branch}.{layer}.{last}.bias"] = torch.zeros_like(bias) if index else bias
             state[f"{branch}.ls.gamma"] = torch.ones_like(bias)
@@ -197,12 +196,12 @@ def split_branches(state: Tensors, block: str, count: int) -> None:
 
 PARALLEL_NAMES = {
     "mlp_bias": "mlp.fc1.bias",
-    **{f"in_norm.{kind}": f"norm1.{kind}" for kind in ("weight", "bias")},
-    **{f"{part}_norm.{kind}": f"attn.{part}_norm.{kind}" for part in "qk" for kind in ("weight", "bias")},
+    **{f"in_norm.{kind}": f"norm1.{kind}" for kind in KINDS},
+    **{f"{part}_norm.{kind}": f"attn.{part}_norm.{kind}" for part in "qk" for kind in KINDS},
     "ls.gamma": "ls1.gamma",
     "sub_norm.weight": "attn.sub_norm.weight",
-    **{f"attn_out_proj.{kind}": f"attn.proj.{kind}" for kind in ("weight", "bias")},
-    **{f"mlp_out_proj.{kind}": f"mlp.fc2.{kind}" for kind in ("weight", "bias")},
+    **{f"attn_out_proj.{kind}": f"attn.proj.{kind}" for kind in KINDS},
+    **{f"mlp_out_proj.{kind}": f"mlp.fc2.{kind}" for kind in KINDS},
 }
 """Names in ViT-22B's parallel block, and the table's."""
 
@@ -216,20 +215,20 @@ def split_parallel_block(state: Tensors, block: str) -> None:
         if (bias := state.pop(f"{block}.out_proj.bias", None)) is not None:
             state[f"{block}.attn_out_proj.bias"], state[f"{block}.mlp_out_proj.bias"] = torch.zeros_like(bias), bias
     width = state[f"{block}.mlp_out_proj.weight"].shape[1]
-    for kind in ("weight", "bias"):
+    for kind in KINDS:
         if f"{block}.in_proj.{kind}" in state:
             joined = state.pop(f"{block}.in_proj.{kind}")
             state[f"{block}.mlp.fc1.{kind}"], state[f"{block}.attn.qkv.{kind}"] = joined[:width], joined[width:]
     for theirs, table_name in PARALLEL_NAMES.items():
         if f"{block}.{theirs}" in state:
             state[f"{block}.{table_name}"] = state.pop(f"{block}.{theirs}")
-    if f"{block}.lambda_q1" in state or f"{block}.lambda_a" in state:
-        join_lambdas(state, block, block)
+    for name in [name for name in state if name.startswith(f"{block}.lambda_")]:
+        state[name.replace(block, f"{block}.attn")] = state.pop(name)
 
 
-def join_parallel_block(state: Tensors, block: str, config: ViTConfig) -> None:
-    """Reverse `split_parallel_block`, except for the projection out of both."""
-    for kind in ("weight", "bias"):
+def join_parallel_block(state: Tensors, block: str, *, joined_out: bool) -> None:
+    """Reverse `split_parallel_block`; `joined_out` joins the projections out of attention and MLP too."""
+    for kind in KINDS:
         if f"{block}.attn.qkv.{kind}" in state:
             parts = [state.pop(f"{block}.{layer}.{kind}") for layer in ("mlp.fc1", "attn.qkv")]
             state[f"{block}.in_proj.{kind}"] = torch.cat(parts)
@@ -238,9 +237,8 @@ def join_parallel_block(state: Tensors, block: str, config: ViTConfig) -> None:
             state[f"{block}.{theirs}"] = state.pop(f"{block}.{table_name}")
     for name in [name for name in state if name.startswith(f"{block}.attn.lambda_")]:
         state[name.replace(".attn.", ".")] = state.pop(name)
-
-
-def join_parallel_out(state: Tensors, block: str, config: ViTConfig) -> None:
+    if not joined_out:
+        return
     weights = [state.pop(f"{block}.{part}_out_proj.weight") for part in ("attn", "mlp")]
     state[f"{block}.out_proj.weight"] = torch.cat(weights, dim=1)
     biases = [state.pop(f"{block}.{part}_out_proj.bias", None) for part in ("attn", "mlp")]
@@ -248,57 +246,32 @@ def join_parallel_out(state: Tensors, block: str, config: ViTConfig) -> None:
         state[f"{block}.out_proj.bias"] = biases[0] + biases[1]
 
 
-def join_lambdas(state: Tensors, block: str, owner: str | None = None) -> None:
+def join_lambdas(state: Tensors, block: str) -> None:
     """Differential attention: compute the factor of the subtracted map, exp(a) - exp(b) + share.
 
     timm also multiplies the output by 1 - share, which is folded into the norm before it. `share` depends on the layer.
     """
-    owner = owner or f"{block}.attn"
+    attn = f"{block}.attn"
     share = initial_lambda(int(block.split(".")[1]))
-    if f"{owner}.lambda_a" in state:
-        first, second = (state.pop(f"{owner}.lambda_{part}").exp() for part in "ab")
+    if f"{attn}.lambda_a" in state:
+        first, second = (state.pop(f"{attn}.lambda_{part}") for part in "ab")
     else:
-        first, second = (
-            (state.pop(f"{owner}.lambda_q{n}") * state.pop(f"{owner}.lambda_k{n}")).sum().exp() for n in (1, 2)
-        )
-    state[f"{block}.attn.subtracted"] = first - second + share
-    state[f"{block}.attn.sub_norm.weight"] = state[f"{block}.attn.sub_norm.weight"] * (1 - share)
+        first, second = ((state.pop(f"{attn}.lambda_q{n}") * state.pop(f"{attn}.lambda_k{n}")).sum() for n in (1, 2))
+    state[f"{attn}.subtracted"] = first.exp() - second.exp() + share
+    state[f"{attn}.sub_norm.weight"] = state[f"{attn}.sub_norm.weight"] * (1 - share)
 
 
-def split_lambdas(state: Tensors, block: str, config: ViTConfig) -> None:
+def split_lambdas(state: Tensors, block: str, head_width: int) -> None:
     """Choose vectors whose products are the subtracted factor: one of the two exponentials is 1."""
     share = initial_lambda(int(block.split(".")[1]))
     difference = state.pop(f"{block}.attn.subtracted").double() - share
     logarithms = difference.clamp(min=0.0).log1p(), (-difference).clamp(min=0.0).log1p()
     for index, logarithm in enumerate(logarithms, start=1):
-        query = torch.zeros(config.head_width // 2)
+        query = torch.zeros(head_width // 2)
         query[0] = logarithm
         state[f"{block}.attn.lambda_q{index}"] = query
         state[f"{block}.attn.lambda_k{index}"] = (torch.arange(len(query)) == 0).float()
     state[f"{block}.attn.sub_norm.weight"] = state[f"{block}.attn.sub_norm.weight"] / (1 - share)
-
-
-PARTS = re.compile(
-    r"(blocks\.\d+)\.(attn\.q_bias|mlp\.fc1_g\.weight|in_proj\.weight|attns\.0\.norm\.weight|attn\.lambda_(?:q1|a))"
-)
-JOINS: dict[str, Callable[[Tensors, str], None]] = {
-    "attn.q_bias": join_query_value_bias,
-    "mlp.fc1_g.weight": join_gate,
-    "in_proj.weight": split_parallel_block,
-    "attns.0.norm.weight": join_branches,
-    "attn.lambda_q1": join_lambdas,
-    "attn.lambda_a": join_lambdas,
-}
-"""By an array that is present only if the block has these parts."""
-SPLITS: dict[str, Callable[[Tensors, str, ViTConfig], None]] = {
-    "split_bias": split_query_value_bias,
-    "projections": split_projections,
-    "gate": split_gate,
-    "lambdas": split_lambdas,
-    "parallel": join_parallel_block,
-    "joined_out": join_parallel_out,
-}
-"""By a piece of the architecture, in the order of application."""
 
 
 def join_naflex_embedding(state: Tensors, channels: int) -> Tensors:
@@ -334,17 +307,6 @@ def as_kernel(matrix: Tensor, channels: int = 3) -> Tensor:
 def as_matrix(kernel: Tensor) -> Tensor:
     """Convert a convolution's (D, C, P, P) to a patch embedding (D, P*P*C); reverses `as_kernel`."""
     return kernel.permute(0, 2, 3, 1).flatten(1)
-
-
-def rename_batch_norm_stem(state: Tensors, config: ViTConfig) -> Tensors:
-    """A stem with BatchNorm under timm's names, with BatchNorm's step counters set to 0."""
-    style = config.stem.style if config.stem else ""
-    if style not in STEM_NAMES:
-        return state
-    rules = [(f"^{re.escape(ours)}", theirs) for theirs, ours in STEM_NAMES[style].items()]
-    renamed = rename(state, rules)
-    variances = [name for name in renamed if name.endswith(".running_var")]
-    return renamed | {name.replace("running_var", "num_batches_tracked"): torch.tensor(0) for name in variances}
 
 
 BACKBONE, ROOT = "patch_embed.backbone.", "patch_embed.root."

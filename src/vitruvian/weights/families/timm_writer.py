@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from vitruvian.config import CHANGEABLE, ModelConfig, Numerics, Preprocess, ResNetConfig, ViTConfig
-from vitruvian.errors import ConversionError
-from vitruvian.weights.families.tables import POSITIONS, Tensors, rename
-from vitruvian.weights.families.timm import Timm, TimmBit
+from vitruvian.config import CHANGEABLE, ModelMeta, Numerics, Preprocess, ViTConfig
+from vitruvian.weights.families.tables import Tensors, rename
+from vitruvian.weights.families.timm import Timm
 from vitruvian.weights.families.timm_config import (
     DISTILLED,
     ROTARY,
@@ -64,10 +63,6 @@ def ratio(hidden: int, width: int) -> float:
     """A number whose product with `width`, rounded down, is `hidden`."""
     exact = hidden / width
     return exact if int(width * exact) == hidden else (hidden + 0.5) / width
-
-
-def embed_dim(config: ViTConfig, arch: Architecture) -> dict[str, Any]:
-    return {"embed_dim": config.width} | mlp_ratio(config, arch)
 
 
 def qkv_bias(config: ViTConfig, arch: Architecture) -> dict[str, Any] | None:
@@ -164,7 +159,7 @@ SHARED: dict[str, Argument] = {
     "in_channels": same("in_chans", "in_channels"),
     "num_classes": same("num_classes", "num_classes"),
     "depth": same("depth", "depth"),
-    "width": embed_dim,
+    "width": lambda config, arch: {"embed_dim": config.width} | mlp_ratio(config, arch),
     "mlp_dim": mlp_ratio,
     "num_heads": num_heads,
     "qkv_bias": qkv_bias,
@@ -190,10 +185,10 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
 
 INEXACT_COST, NAFLEX_COST = 100, 5
 """Cost, in arguments, of numerics that differ and no argument states, and of NaFlexVit for a model of one size."""
-STEM_SETTINGS = ("width", "patch_size")
-"""Settings that MobileCLIP's stem determines."""
+STEM_SETTINGS = ("width", "patch_size")  # settings that MobileCLIP's stem determines
 NO_MAP_POOL = {"pool_num_heads": 0, "pool_mlp_dim": 0, "pool_prefix": False}
 ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
+RESIZE_MODES = {"bicubic_antialias": "bicubic", "bilinear_antialias": "bilinear"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,8 +197,7 @@ class TimmChoice:
 
     architecture: Architecture
     arguments: dict[str, Any]
-    numerics: Numerics
-    """Numerics of timm's code with these arguments."""
+    numerics: Numerics  # of timm's code with these arguments
     cost: int
 
 
@@ -212,15 +206,11 @@ def choose(config: ViTConfig, name: str = "", *, key_bias: bool = False) -> Timm
 
     `key_bias` says whether keys have a bias that changes the output.
     """
-    choices, reasons = [], dict[str, list[str]]()
-    for arch in architectures():
-        result = fit_arguments(arch, config, key_bias=key_bias)
-        if isinstance(result, list):
-            reasons[arch.name] = result
-        else:
-            choices.append(result)
+    results = {arch.name: fit_arguments(arch, config, key_bias=key_bias) for arch in architectures()}
+    choices = [result for result in results.values() if isinstance(result, TimmChoice)]
     if choices:
         return min(choices, key=lambda choice: (choice.architecture.name != name, choice.cost))
+    reasons = {name: result for name, result in results.items() if isinstance(result, list)}
     nearest = name if name in reasons else min(reasons, key=lambda name: len(reasons[name]))
     return [f"timm has no architecture of this shape; nearest is {nearest}, which has {', '.join(reasons[nearest])}"]
 
@@ -240,11 +230,26 @@ def fit_arguments(arch: Architecture, config: ViTConfig, *, key_bias: bool) -> T
         others.append("no bias of keys")
     if others:
         return others
-    numerics, differences = fit_numerics(arch, config, arguments)
-    cost = len(arguments) + INEXACT_COST * differences
-    is_flexible = config.numerics.square_positions or config.pos_embed == "factorized"
-    if arch.maker == "NaFlexVit" and not (is_flexible or config.numerics.position_resize == "bilinear_antialias"):
-        cost += NAFLEX_COST
+    # the numerics of timm's code, with arguments for what they can state
+    numerics, wanted = arch.config.numerics, config.numerics
+    has_gelu, is_naflex = config.mlp == "gelu", arch.maker == "NaFlexVit"
+    if arch.maker not in ("Eva", "Beit") and wanted.gelu != numerics.gelu and has_gelu:
+        arguments["act_layer"], numerics = ACTIVATIONS[wanted.gelu], numerics.replace(gelu=wanted.gelu)
+    if is_naflex and wanted.position_resize != numerics.position_resize and wanted.position_resize in RESIZE_MODES:
+        arguments["pos_embed_interp_mode"] = RESIZE_MODES[wanted.position_resize]
+        numerics = numerics.replace(position_resize=wanted.position_resize)
+    if is_naflex and wanted.square_positions != numerics.square_positions:
+        arguments["pos_embed_ar_preserving"] = wanted.square_positions
+        numerics = numerics.replace(square_positions=wanted.square_positions)
+    is_bilinear = wanted.position_resize == "bilinear_antialias"
+    differences = (
+        (has_gelu or config.pool == "map") and numerics.gelu != wanted.gelu,
+        numerics.norm_eps != wanted.norm_eps,
+        not is_naflex and (numerics.square_positions != wanted.square_positions or is_bilinear),
+    )
+    cost = len(arguments) + INEXACT_COST * sum(differences)
+    is_flexible = wanted.square_positions or config.pos_embed == "factorized" or is_bilinear
+    cost += NAFLEX_COST if is_naflex and not is_flexible else 0
     return TimmChoice(architecture=arch, arguments=arguments, numerics=numerics, cost=cost)
 
 
@@ -274,142 +279,75 @@ def comparable_settings(config: ViTConfig, arch: Architecture) -> dict[str, Any]
     return settings
 
 
-def fit_numerics(arch: Architecture, config: ViTConfig, arguments: dict[str, Any]) -> tuple[Numerics, int]:
-    """The numerics of timm's code, with arguments added for what they can state; and how many still differ."""
-    theirs, ours = arch.config.numerics, config.numerics
-    has_gelu = config.mlp == "gelu"
-    if arch.maker not in ("Eva", "Beit") and ours.gelu != theirs.gelu and has_gelu:
-        arguments["act_layer"], theirs = ACTIVATIONS[ours.gelu], theirs.replace(gelu=ours.gelu)
-    if arch.maker == "NaFlexVit":
-        modes = {"bicubic_antialias": "bicubic", "bilinear_antialias": "bilinear"}
-        if ours.position_resize != theirs.position_resize and ours.position_resize in modes:
-            arguments["pos_embed_interp_mode"] = modes[ours.position_resize]
-            theirs = theirs.replace(position_resize=ours.position_resize)
-        if ours.square_positions != theirs.square_positions:
-            arguments["pos_embed_ar_preserving"] = ours.square_positions
-            theirs = theirs.replace(square_positions=ours.square_positions)
-    uses_gelu = has_gelu or config.pool == "map"
-    differences = (uses_gelu and theirs.gelu != ours.gelu, theirs.norm_eps != ours.norm_eps)
-    resized = theirs.square_positions != ours.square_positions or ours.position_resize == "bilinear_antialias"
-    return theirs, sum(differences) + (resized and arch.maker != "NaFlexVit")
-
-
 class TimmArchitecture(Timm):
     """A model written as one of timm's architectures, with all its settings in `config.json`."""
 
+    choice: TimmChoice  # if there are no `reasons` why it cannot be written
+    architecture: Architecture
+
     def __init__(self, config: ViTConfig, state: Tensors, known_as: str = "") -> None:
+        self.timm_config = config
+        if config.projection and not config.num_classes and not config.unit_features:
+            # timm has CLIP's projection as the head, with a bias of zeros
+            classes = config.representation_size
+            self.timm_config = config.replace(num_classes=classes, representation_size=0, projection=False)
         # a bias that is the same for all keys does not change the softmax, unless keys are rotated or normalized
         matters = config.rope is not None or config.qk_norm
-        self.timm_config = projection_as_head(config)
-        result = choose(self.timm_config, known_as, key_bias=matters and has_key_bias(state))
+        biases = (tensor for name, tensor in state.items() if matters and name.endswith(".attn.qkv.bias"))
+        key_bias = any(bool(bias.chunk(3)[1].any()) for bias in biases)
+        result = choose(self.timm_config, known_as, key_bias=key_bias)
         self.reasons = result if isinstance(result, list) else []
-        self.choice: TimmChoice | None = None if isinstance(result, list) else result
         self.kv_heads: list[int] = []
-        if self.choice and "key_bias" in self.choice.architecture.pieces:  # some of its blocks share keys and values
-            groups = (shared_heads(state, f"blocks.{layer}", config.num_heads) for layer in range(config.depth))
-            self.kv_heads = [config.num_heads // group for group in groups]
+        if not isinstance(result, list):
+            self.choice, self.architecture = result, result.architecture
+            if "key_bias" in self.architecture.pieces:  # some of its blocks share keys and values
+                groups = (shared_heads(state, f"blocks.{layer}", config.num_heads) for layer in range(config.depth))
+                self.kv_heads = [config.num_heads // group for group in groups]
 
-    def require_choice(self) -> TimmChoice:
-        if self.choice is None:
-            raise ConversionError("; ".join(self.reasons))
-        return self.choice
-
-    @property
-    def architecture(self) -> Architecture:
-        return self.require_choice().architecture
-
-    def obstacles(self, config: ModelConfig) -> Iterator[str]:
-        yield from self.reasons
+    def obstacles(self, config: ViTConfig) -> list[str]:
+        return self.reasons
 
     def keeps_factors(self, config: ViTConfig) -> bool:
         return self.architecture.maker == "NaFlexVit" and config.pos_embed == "factorized"
 
+    def has_position_array(self, config: ViTConfig) -> bool:
+        return self.architecture.config.pos_embed not in ("none", "relative_bias")
+
     def write_positions(self, state: Tensors, config: ViTConfig) -> Tensors:
-        if self.keeps_factors(config):
-            return dict(state)
-        joined = super().write_positions(state, config)
-        if self.architecture.config.pos_embed in ("none", "relative_bias"):
-            del joined[POSITIONS]
-        return joined
+        return dict(state) if self.keeps_factors(config) else super().write_positions(state, config)
 
     def prefix_rows(self, config: ViTConfig) -> int:
-        arch, arguments = self.architecture, self.require_choice().arguments
+        arch = self.architecture
         default = arch.config.cls_pos_embed if arch.config.cls_token else "register_rows" in arch.pieces
-        has_rows = arch.maker == DISTILLED or not arguments.get("no_embed_class", not default)
+        has_rows = arch.maker == DISTILLED or not self.choice.arguments.get("no_embed_class", not default)
         return config.prefix_tokens if has_rows and arch.maker != "NaFlexVit" else 0
 
-    def rename_parameters(self, native: Tensors, config: ModelConfig) -> Tensors:
+    def rename_parameters(self, native: Tensors, config: ViTConfig) -> Tensors:
         if self.timm_config.num_classes == config.num_classes:
             return native
         head = rename(native, [(r"^pre_logits\.", "head.")])
         return head | {"head.bias": torch.zeros(self.timm_config.num_classes)}
 
-    def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
-        assert isinstance(config, ViTConfig)
+    def from_table_names(self, tensors: Tensors, config: ViTConfig) -> Tensors:
         return split_parts(super().from_table_names(tensors, config), config, self.architecture)
 
-    def reader_config(self, config: ModelConfig) -> ModelConfig:
-        config = super().reader_config(config)
-        return config.replace(numerics=self.require_choice().numerics)
+    def reader_config(self, config: ViTConfig) -> ViTConfig:
+        return super().reader_config(config).replace(numerics=self.choice.numerics)
 
     def expands_positions(self, config: ViTConfig) -> bool:
         return super().expands_positions(config) and not self.keeps_factors(config)
 
-    def reader_preprocess(self, config: ModelConfig, preprocess: Preprocess) -> Preprocess:
+    def reader_preprocess(self, config: ViTConfig, preprocess: Preprocess) -> Preprocess:
         read = read_preprocess(write_preprocess(preprocess, config), preprocess.image_size)
         return read.replace(floor_crop=preprocess.floor_crop, scaled_size=read.scaled_size or preprocess.scaled_size)
 
-    def json_files(self, config: ModelConfig, labels: tuple[str, ...] | None, preprocess: Preprocess) -> dict[str, Any]:
-        assert isinstance(config, ViTConfig)
-        arch, arguments = self.architecture, dict(self.require_choice().arguments)
+    def json_files(self, config: ViTConfig, meta: ModelMeta) -> dict[str, Any]:
+        arch, arguments = self.architecture, dict(self.choice.arguments)
         if self.kv_heads:
             arguments["num_kv_heads"] = self.kv_heads
         classifier = ["head", "head_dist"] if arch.maker == DISTILLED else "head"
-        is_plain = config.stem is None and arch.maker != "NaFlexVit" and config.in_channels == 3
-        settings = write_config(
-            arch.name, self.timm_config, labels=labels, preprocess=preprocess, classifier=classifier
-        )
-        settings["global_pool"] = POOLS[config.pool]
+        settings = write_config(arch.name, self.timm_config, meta, classifier) | {"global_pool": POOLS[config.pool]}
         settings["pretrained_cfg"]["fixed_input_size"] = arch.maker != "NaFlexVit"
-        if is_plain:
+        if config.stem is None and arch.maker != "NaFlexVit" and config.in_channels == 3:
             settings["pretrained_cfg"]["first_conv"] = "patch_embed.proj"
-        if arguments:
-            settings["model_args"] = arguments
-        return {"config.json": settings}
-
-
-def projection_as_head(config: ViTConfig) -> ViTConfig:
-    """`config` with CLIP's projection as the head, with a bias of zeros, like in timm."""
-    if not config.projection or config.num_classes or config.unit_features:
-        return config
-    return config.replace(num_classes=config.representation_size, representation_size=0, projection=False)
-
-
-def has_key_bias(state: Tensors) -> bool:
-    biases = (tensor for name, tensor in state.items() if name.endswith(".attn.qkv.bias"))
-    return any(bool(bias.chunk(3)[1].any()) for bias in biases)
-
-
-class TimmBitFolder(TimmBit):
-    """A BiT ResNet as a folder."""
-
-    def obstacles(self, config: ModelConfig) -> Iterator[str]:
-        yield from super().obstacles(config)
-        if isinstance(config, ResNetConfig) and bit_name(config) is None:
-            yield f"timm has no resnetv2_*_bit with stages={config.stages} and width={config.width}"
-
-    def json_files(self, config: ModelConfig, labels: tuple[str, ...] | None, preprocess: Preprocess) -> dict[str, Any]:
-        assert isinstance(config, ResNetConfig)
-        name = bit_name(config)
-        assert name is not None
-        return {"config.json": write_config(name, config, labels=labels, preprocess=preprocess, classifier="head.fc")}
-
-
-BIT_DEPTHS: dict[tuple[int, ...], int] = {(3, 4, 6, 3): 50, (3, 4, 23, 3): 101, (3, 8, 36, 3): 152}
-BIT_SIZES = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
-
-
-def bit_name(config: ResNetConfig) -> str | None:
-    """timm's name of a BiT ResNet."""
-    size = f"{BIT_DEPTHS.get(config.stages)}x{config.width / 64:g}"
-    return f"resnetv2_{size}_bit" if size in BIT_SIZES else None
+        return {"config.json": settings | ({"model_args": arguments} if arguments else {})}

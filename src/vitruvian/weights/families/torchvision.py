@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from vitruvian.config import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    TORCHVISION_NUMERICS,
-    ModelConfig,
-    Preprocess,
-    ViTConfig,
-)
+from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, TORCHVISION_NUMERICS, Preprocess, ViTConfig
 from vitruvian.weights.checkpoint_files import Checkpoint
-from vitruvian.weights.families.family import Family, scaled_crop, vit_obstacles
+from vitruvian.weights.families.family import Family, scaled_size, vit_obstacles
 from vitruvian.weights.families.tables import POSITIONS, Row, Table, pair, pairs
 
 BLOCK = "encoder.layers.encoder_layer_{i}."
 
 
-class Torchvision(Family):
+class Torchvision(Family[ViTConfig]):
     """erf GELU, eps 1e-6, positions resampled bicubically with aligned corners."""
 
     name = "torchvision"
+    suffixes = (".pth", ".pt", ".safetensors")
     numerics = TORCHVISION_NUMERICS
     anchor = "conv_proj.weight"
     prefixes = ("", "module.", "model.", "_orig_mod.")
     renames = ((r"\.mlp\.linear_1\.", ".mlp.0."), (r"\.mlp\.linear_2\.", ".mlp.3."))  # older files
-    suffixes = (".pth", ".pt", ".safetensors")
     table = Table(
         rows=(
             *pair("embed.patch", "conv_proj"),
@@ -43,34 +34,30 @@ class Torchvision(Family):
         block=r"encoder\.layers\.encoder_layer_(\d+)\.",
     )
 
-    def default_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
-        """Shorter side 256, center crop 224, bilinear; L/16 resizes to 242, SWAG's models (384 and up) do not crop."""
-        assert isinstance(config, ViTConfig)
+    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
+        """Shorter side 256, center crop 224, bilinear; L/16 resizes to 242, SWAG's models do not crop."""
         size = config.image_size
-        is_swag = min(size) >= 384
-        numerator = 242 if (config.width, config.patch_size) == (1024, 16) else 256
+        is_swag = min(size) >= 384 or "swag" in checkpoint.path.name
+        shorter_side = 242 if (config.width, config.patch_size) == (1024, 16) else 256
         return Preprocess(
             image_size=size,
             fit="crop",
-            scaled_size=size if is_swag else scaled_crop(size, numerator, 224),
+            scaled_size=size if is_swag else scaled_size(size, shorter_side),
             interpolation="bicubic" if is_swag else "bilinear",
             mean=IMAGENET_MEAN,
             std=IMAGENET_STD,
         )
 
-    def obstacles(self, config: ModelConfig) -> Iterator[str]:
-        yield from vit_obstacles(config, "torchvision", paper_only=True)
-        if not isinstance(config, ViTConfig):
-            return
-        if not config.cls_token or config.pool == "mean":
-            yield "torchvision's model always pools the class token"
-        if config.image_size[0] != config.image_size[1]:
-            yield "torchvision's model takes square images only"
-        if config.stem:
-            yield "torchvision has no hybrids with a ResNet stem"
-        if not config.qkv_bias:
-            yield "torchvision's query, key and value always have a bias"
-        if not config.num_classes:
-            yield "torchvision's model always has a head"
-        if config.in_channels != 3:
-            yield f"torchvision's model takes 3 channels, this one {config.in_channels}"
+    def obstacles(self, config: ViTConfig) -> list[str]:
+        not_token = not config.cls_token or config.pool == "mean"
+        not_square = config.image_size[0] != config.image_size[1]
+        channels = f"torchvision's model takes 3 channels, this one {config.in_channels}"
+        checks = {
+            "torchvision's model always pools the class token": not_token,
+            "torchvision's model takes square images only": not_square,
+            "torchvision has no hybrids with a ResNet stem": config.stem,
+            "torchvision's query, key and value always have a bias": not config.qkv_bias,
+            "torchvision's model always has a head": not config.num_classes,
+            channels: config.in_channels != 3,
+        }
+        return vit_obstacles(config, "torchvision", checks, paper_only=True)

@@ -1,0 +1,144 @@
+"""Images of one dataset that are also in others: found, reported, and left out of a clean manifest."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitruvian.data.decode import RawImage, decode
+from vitruvian.data.doctor.checks import is_exact, same_groups
+from vitruvian.data.doctor.corrections import write_manifest
+from vitruvian.data.doctor.findings import EXACT, NEAR, SHOWN, ImageRef, image_ref
+from vitruvian.data.doctor.scan import scan
+from vitruvian.data.formats import open_dataset, open_images
+from vitruvian.data.sources import PartSource, Source
+from vitruvian.errors import DataError
+from vitruvian.progress import Track, no_tracking
+from vitruvian.text import plural, printable
+
+MIRRORED = "mirror image"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """An image of the examined dataset, its copy in another dataset, and whether that is exact, near or mirrored."""
+
+    image: ImageRef
+    copy: ImageRef
+    against: str
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overlap:
+    """The images of a dataset that are also in others."""
+
+    data: str
+    images: int
+    against: dict[str, int]  # number of images compared with, by dataset
+    unreadable: int  # images of all datasets that could not be compared
+    matches: tuple[Match, ...]  # one for each image of `data` that occurs in another dataset
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def report(self) -> Iterator[str]:
+        """The lines of the report."""
+        yield printable(f"{self.data}: {plural(self.images, 'image')}, {len(self.matches):,} also in other datasets")
+        for name, size in self.against.items():
+            matches = [match for match in self.matches if match.against == name]
+            notes = Counter(match.note for match in matches)
+            counts = ", ".join(f"{note} {notes[note]:,}" for note in (EXACT, NEAR, MIRRORED))
+            yield printable(f"  {name}: {len(matches):,}, compared with {plural(size, 'image')} ({counts})")
+            for match in matches[:SHOWN]:
+                yield printable(f"    {match.image.key}  ≈  {match.copy.key}  ({match.note})")
+            if len(matches) > SHOWN:
+                yield f"    and {len(matches) - SHOWN:,} more"
+        if self.unreadable:
+            yield f"  {plural(self.unreadable, 'image')} could not be read"
+
+
+class Mirrored(PartSource):
+    """The images of a source, flipped left to right."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.classes, self.name = source, source.classes, source.name
+        self._labels = source.labels()
+        self._ends = np.array([len(source)])
+
+    def part(self, index: int) -> tuple[Source, int]:
+        return self.source, index
+
+    def read(self, index: int) -> RawImage:
+        return np.ascontiguousarray(np.asarray(decode(self.source.read(index)))[:, ::-1])
+
+
+def find_overlap(
+    data: str | Path, against: Sequence[str | Path], *, workers: int = 0, track: Track = no_tracking
+) -> Overlap:
+    """Find images of a dataset that are copies, near duplicates or mirror images of images in other datasets.
+
+    Args:
+        data: The dataset to clean, such as one for pre-training.
+        against: Test sets. Of a dataset with several splits, all but `train` are used.
+        workers: Number of worker processes; it does not change the result.
+    """
+    dataset = open_dataset(data)
+    if not against:
+        raise DataError("no dataset to compare with", where=dataset.name)
+    own, others = dict(dataset.splits), evaluation_splits(against)
+    # Splits of one scan: those of the data, then each test split and its mirror image.
+    splits = {f"data {name}": source for name, source in own.items()}
+    for number, (_, source) in enumerate(others):
+        splits |= {f"test {number}": source, f"mirror {number}": Mirrored(source)}
+    scanned = scan(splits, workers=workers, track=track)
+    split, readable = scanned.records["split"].astype(int), scanned.readable
+    is_test = split >= len(own)
+    is_mirror = is_test & ((split - len(own)) % 2 == 1)
+    matches = []
+    for group in same_groups(scanned.records["pixels"], scanned.sketches, np.flatnonzero(readable)):
+        tests = group[is_test[group]]
+        for row in group[~is_test[group]].tolist() if len(tests) else ():
+            # an exact copy rather than a near one, and either rather than a mirror image
+            best = min(tests.tolist(), key=lambda test: (not is_exact(scanned, (row, test)), bool(is_mirror[test])))
+            note = MIRRORED if is_mirror[best] else EXACT if is_exact(scanned, (row, best)) else NEAR
+            image, other = image_ref(scanned, row), image_ref(scanned, best)
+            name = others[(int(split[best]) - len(own)) // 2][0]
+            plain = dataclasses.replace(image, split=image.split.removeprefix("data "))
+            matches.append(Match(plain, dataclasses.replace(other, split=name), name, note))
+    sizes = {name: sum(len(source) for other, source in others if other == name) for name, _ in others}
+    return Overlap(
+        data=dataset.name,
+        images=sum(map(len, own.values())),
+        against=sizes,
+        unreadable=int((~readable & ~is_mirror).sum()),
+        matches=tuple(matches),
+    )
+
+
+def evaluation_splits(against: Sequence[str | Path]) -> list[tuple[str, Source]]:
+    """The names and images of the test sets."""
+    sources = []
+    for data in against:
+        splits = open_images(data)
+        chosen = {name: source for name, source in splits.items() if name != "train"} or splits
+        sources += [(str(data), source) for source in chosen.values()]
+    return sources
+
+
+def write_clean(data: str | Path, overlap: Overlap, out: Path) -> int:
+    """Write a manifest of the dataset without the matched images; returns the number of images in it.
+
+    Args:
+        data: A folder of images, or a manifest: that of `overlap`.
+        overlap: From `find_overlap`.
+        out: The new manifest, in a folder above the images.
+    """
+    removed = {(match.image.split, match.image.index) for match in overlap.matches}
+    return write_manifest(data, out, lambda position, label: None if position in removed else label)

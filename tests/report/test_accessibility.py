@@ -1,0 +1,208 @@
+"""Every report page in a real browser: no violations of axe-core, light and dark, on a desktop and on a phone."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitruvian.data.doctor.findings import Diagnosis, Finding, FindingExample, ImageRef
+from vitruvian.evaluation.report import confusion_part
+from vitruvian.report.chart import Chart, Line
+from vitruvian.report.color import color_bar
+from vitruvian.report.html import embed_image, environment, percent_bar, render, thumbnail
+
+IMAGE = thumbnail(Image.new("RGB", (90, 60), "orange"), "an orange")
+POINTS = [(0.0, 1.0), (10.0, 3.0), (20.0, 2.0)]
+CHART = Chart(title="Loss", lines=[Line("train", POINTS), Line("validation", POINTS[:2])], x_label="step")
+TILES = {"top-1 accuracy": "91.25 ± 10.75 %", "size": "10.5 of 100.4 MB"}
+LONG = "a class with quite a long name that does not fit on a phone"
+UNREADABLE = {"a/1.jpg": "broken", "a/2.jpg": "empty"}
+COUNTS = np.array([[90, 5, 5], [20, 60, 20], [1, 0, 4]])
+EXPLAINED = {
+    "path": "cat.jpg",
+    "error": "",
+    "rejected": True,
+    "overlays": [{"image": IMAGE, "caption": "rollout"}],
+    "predictions": [("cat", percent_bar(91.25)), ("dog", percent_bar(8.0))],
+    "deletion": CHART,
+}
+FAILED = {**EXPLAINED, "path": "broken.jpg", "error": "not an image"}
+
+
+def measures(confusion):
+    mistake = {"image": IMAGE, "prediction": "cat", "percent": 99.0, "label": "dog", "key": "dog/1.jpg"}
+    classes = [(LONG, 100, 90, percent_bar(90.0)), ("dog", 100, 60, percent_bar(60.0))] * 10
+    return render("measures.html", confusion=confusion, matrix=True, mistakes=[mistake] * 3, classes=classes)
+
+
+def finding(level):
+    images = tuple(ImageRef("train", index, f"a/{index}.jpg", "a") for index in range(2))
+    examples = [{"note": "exact copy", "images": [vars_of(image) for image in images]}]
+    return {"text": f"2 images are a {level}", "advice": "delete them", "examples": examples, "hidden": 3}
+
+
+def vars_of(image):
+    return {"image": IMAGE, "key": image.key, "split": image.split, "label": image.label}
+
+
+MATRIX = confusion_part(COUNTS, ["cat", "dog", LONG])
+MANY = confusion_part(np.eye(40, dtype=np.int64) + np.eye(40, k=1, dtype=np.int64), [f"class {i}" for i in range(40)])
+PAGES = {
+    "demo.html": {
+        "tile_values": TILES,
+        "chart": CHART,
+        "digits": [{"image": IMAGE, "caption": "7"}],
+        "classes": ["cat", "dog"],
+        "photos": [EXPLAINED],
+    },
+    "doctor.html": {
+        "levels": [
+            {"name": name, "title": name, "mark": "!", "findings": [finding(name)]}
+            for name in ("problem", "warning", "ok")
+        ]
+    },
+    "evaluation.html": {
+        "tile_values": TILES,
+        "unreadable_images": UNREADABLE,
+        "excluded": 3,
+        "level": 95,
+        "accuracies": [("top-1", 91.2, "90 to 92")],
+        "bins": 15,
+        "reliability": CHART,
+        "calibration": [("this model", 1.0, 2.5, 0.3)],
+        "no_temperature": "",
+        "fitted_on": "100 images",
+        "measures": measures(MATRIX),
+        "notes": ["one note"],
+    },
+    "explain.html": {
+        "count": 3,
+        "unreadable": 1,
+        "images": [EXPLAINED, FAILED],
+        "color_bar": embed_image(color_bar(160, 10), "colors from violet to yellow"),
+    },
+    "figures.html": {
+        "figures": [
+            {"title": "Filters", "note": "of the first layer", "image": IMAGE, "name": "filters", "unreadable": ["a"]},
+            {"title": "Positions", "note": "none", "image": None, "name": "positions", "unreadable": []},
+        ]
+    },
+    "optimize.html": {
+        "chosen": "int8",
+        "tile_values": TILES,
+        "loss_note": "lost",
+        "chart": CHART,
+        "candidates": [("float", 10.0, 1.0, 0.0, 100.0, 90.0, ""), ("int8", 20.0, 2.0, 0.3, 99.0, 89.8, "chosen")],
+        "note": "a note",
+    },
+    "probe.html": {
+        "tile_values": TILES,
+        "draws": 5,
+        "results": [("few-shot", "5-shot", 81.0, 1.2, 80.0)],
+        "chart": CHART,
+        "tried": [("linear", {"1e-3": 81.0})],
+        "notes": ["one note"],
+        "unreadable_images": UNREADABLE,
+    },
+    "quantize.html": {
+        "tile_values": TILES,
+        "chart": CHART,
+        "layers": [(f"blocks.{block}.mlp", 0.1, "int8") for block in range(30)],
+        "loss_note": "lost",
+        "tried": [(0, 0.4), (1, 0.3)],
+    },
+    "review.html": {"items": [], "content": {}},
+    "similar.html": {
+        "queries": [
+            {
+                "name": "cat.jpg",
+                "image": IMAGE,
+                "neighbors": [{"image": IMAGE, "similarity": 0.9, "label": "cat", "key": "cat/1.jpg"}],
+            }
+        ]
+    },
+    "study.html": {
+        "remarks": ["The paper has 64.2%."],
+        "headings": ["row", ">images", ">top-1", "state"],
+        "rows": [("ViT", 100, "81.0 ± 0.4", "done")],
+        "charts": [CHART],
+    },
+    "sweep.html": {
+        "tile_values": TILES,
+        "failed": ["dev-lr-1"],
+        "titles": ["trial", ">top-1", ""],
+        "dev_trials": [("dev-lr-1", 80.0, "best")],
+        "test_trials": [("test-seed-0", 81.0, "")],
+        "measured_on": "test",
+        "settings": {"lr": 0.1, "augment": {"hflip": True}},
+    },
+    "training.html": {
+        "tile_values": TILES,
+        "stopped": "Ctrl-C",
+        "measured": False,
+        "curves": [CHART, CHART],
+        "masked": False,
+        "measures": measures(MANY),
+        "examples": [{"image": IMAGE, "caption": "a/1.jpg"}],
+        "notes": ["one note"],
+        "findings": [Finding("tiny-class", "problem", "a class is tiny", 1, "add images", (FindingExample("a: 3"),))],
+        "unreadable_images": UNREADABLE,
+        "classes_checked": True,
+        "settings": {"lr": 0.1},
+        "environment": {"torch": "2"},
+    },
+}
+"""Values for each template that is a page."""
+
+
+def test_every_page_is_checked():
+    jinja = environment()
+    sources = {name: jinja.loader.get_source(jinja, name)[0] for name in jinja.list_templates(["html"])}
+    assert {name for name, source in sources.items() if '{% extends "base.html" %}' in source} == set(PAGES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAGES)
+def test_no_report_violates_a_rule_of_accessibility(name, visit, violations, browser, tmp_path):
+    path = tmp_path / name
+    path.write_text(render(name, title="A report", subtitle="of 3 images", **PAGES[name]), encoding="utf-8")
+    for width in (1366, 390):
+        for dark in (False, True):
+            visit(path.as_uri(), width=width, dark=dark)
+            assert violations() == []
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.slow
+def test_the_page_of_suspicious_labels_violates_no_rule_of_accessibility(visit, violations, tmp_path):
+    from vitruvian.data.doctor.doctor_report import review_page
+    from vitruvian.data.formats import open_dataset
+
+    for label, color in (("cat", "white"), ("dog", "black")):
+        (tmp_path / "data" / label).mkdir(parents=True)
+        Image.new("RGB", (40, 40), color).save(tmp_path / "data" / label / "1.png")
+    data = open_dataset(tmp_path / "data")
+    refs = tuple(ImageRef("train", index, data.train.key(index), label) for index, label in enumerate(("cat", "dog")))
+    conflict = Finding("conflict", "problem", "1 image occurs twice", 1, "", (FindingExample("exact copy", refs),))
+    settings = {"data": "data", "splits": {"train": 2}, "classes": 2, "bytes": 1, "seconds": 1.0}
+    page = review_page(Diagnosis(**settings, findings=(conflict,)), data)
+    (tmp_path / "review.html").write_text(page, encoding="utf-8")
+    for width in (1366, 390):
+        for dark in (False, True):
+            visit((tmp_path / "review.html").as_uri(), width=width, dark=dark)
+            assert violations() == []
+
+
+@pytest.mark.slow
+def test_forced_colors_keep_the_bars(visit, browser, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(render("explain.html", title="A report", **PAGES["explain.html"]), encoding="utf-8")
+    visit(path.as_uri(), forced=True)
+    colors = browser.execute_script(
+        "return ['.bar i', '.bar'].map((name) => getComputedStyle(document.querySelector(name)).backgroundColor)"
+    )
+    assert colors[0] != colors[1]
+    assert not re.fullmatch(r"rgba\(.*, 0\)", colors[0])
