@@ -1,11 +1,13 @@
-"""The datasets that papers report, by name: where their images belong, their splits, and the metric."""
+"""The datasets that papers report, by name (`tasks.toml`): where their images belong, their splits, and the metric."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,181 +82,29 @@ def data_root(chosen: str | Path | None = None) -> Path:
     return Path(chosen or os.environ.get(DATA_VARIABLE) or DEFAULT_ROOT).expanduser()
 
 
-IMAGENET_GET = (
-    "ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz from https://image-net.org "
-    "(an account is needed); unpack the training archives to train/WORDNET-ID/, the validation archive to val/ (flat, "
-    "or sorted into val/WORDNET-ID/), and the development kit beside them if val/ is flat"
-)
-IMAGENET_VAL = "val/n*|val/ILSVRC2012_val_*"
+def _fill(value: Any, row: Mapping[str, Any]) -> Any:
+    """A value of `tasks.toml` for one row of a family; `"{column}"` alone keeps the type of the column."""
+    if isinstance(value, dict):
+        return {key: _fill(item, row) for key, item in value.items()}
+    if isinstance(value, list):
+        return tuple(_fill(item, row) for item in value)
+    if not isinstance(value, str):
+        return value
+    column = value.removeprefix("{").removesuffix("}")
+    return _fill(row[column], {}) if column in row and value == f"{{{column}}}" else value.format(**row)
 
-PAPER_TASKS = (
-    *(
-        Task(
-            name=f"cifar{n}", aliases=(f"CIFAR-{n}",), title=f"CIFAR-{n}", folder=f"cifar{n}", layout="cifar",
-            classes=n, splits={"train": 50_000, "test": 10_000}, recipe="finetune-paper-cifar",
-            files=(f"{folder}/{first}*|{first}*|cifar-{n}-*.tar.gz",),
-            download=f"cifar-{n}-python.tar.gz or cifar-{n}-binary.tar.gz from "
-            "https://www.cs.toronto.edu/~kriz/cifar.html; keep the archive, or unpack it",
-        )
-        for n, folder, first in ((10, "cifar-10-batches-*", "data_batch_1"), (100, "cifar-100-*", "train"))
-    ),
-    Task(
-        name="imagenet", aliases=("ImageNet-1k", "ILSVRC2012", "in1k"), title="ImageNet (ILSVRC 2012)",
-        folder="imagenet", layout="imagenet", classes=1000, splits={"train": 1_281_167, "val": 50_000},
-        recipe="finetune-paper-imagenet", files=(IMAGENET_VAL,), download=IMAGENET_GET,
-        note="papers report the validation images; classes are the WordNet ids in the order of every published head",
-    ),
-    Task(
-        name="imagenet-real", aliases=("ReaL", "ImageNet-ReaL"), title="ImageNet-ReaL", folder="imagenet",
-        layout="imagenet", classes=1000, splits={"val": 50_000}, metric="real", recipe="finetune-paper-imagenet",
-        files=(IMAGENET_VAL, "real.json"), extra_files={"real": "real.json"},
-        download=IMAGENET_GET + "; and real.json from https://github.com/google-research/reassessed-imagenet",
-        note="the validation images of ImageNet with better labels, several or none per image; those without do not "
-        "count",
-    ),
-    Task(
-        name="imagenet21k", aliases=("ImageNet-21k", "ImageNet-22k", "in21k"), title="ImageNet-21k",
-        folder="imagenet21k", layout="folders", classes=21_843, splits={"train": 14_197_122},
-        recipe="paper-imagenet21k", files=("n*|train/n*|*.tar",),
-        download="the fall 2011 archives from https://image-net.org (an account is needed), a folder for each WordNet "
-        "id; or tar shards in the WebDataset layout",
-        note="for pre-training; there is no test split",
-    ),
-    Task(
-        name="jft-300m", aliases=("JFT", "jft300m"), title="JFT-300M", folder="jft-300m", layout="folders",
-        classes=18_291, splits={"train": 303_000_000}, recipe="paper-jft-b", files=("train/*|*.tar",),
-        download="nothing: JFT-300M belongs to Google and is not public. Use imagenet21k instead, the largest dataset "
-        "of the paper that others can get (`--recipe paper-imagenet21k`)",
-        note="for pre-training; those who have it put tar shards or a folder for each class into train/",
-    ),
-    Task(
-        name="flowers102", aliases=("flowers", "Oxford Flowers-102", "oxford_flowers102"), title="Oxford Flowers-102",
-        folder="flowers102", layout="flowers", classes=102, splits={"train": 2040, "test": 6149},
-        files=("jpg/image_*.jpg", "imagelabels.mat", "setid.mat"),
-        download="102flowers.tgz, imagelabels.mat and setid.mat from "
-        "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/; unpack the first",
-        note="train is the release's training and validation sets together; some papers report mean_per_class",
-    ),
-    Task(
-        name="pets", aliases=("Oxford-IIIT Pets", "oxford_iiit_pet", "oxford pets"), title="Oxford-IIIT Pets",
-        note="some papers report mean_per_class", folder="pets", layout="pets", classes=37,
-        splits={"train": 3680, "test": 3669},
-        files=("images/*.jpg", "annotations/trainval.txt", "annotations/test.txt"),
-        download="images.tar.gz and annotations.tar.gz from https://www.robots.ox.ac.uk/~vgg/data/pets/; unpack both",
-    ),
-    Task(
-        name="objectnet", title="ObjectNet", folder="objectnet", layout="objectnet", classes=313,
-        splits={"test": 50_273}, files=("images|objectnet-1.0/images",),
-        extra_files={"mappings": "mappings|objectnet-1.0/mappings"},
-        download="objectnet-1.0.zip from https://objectnet.dev; unpack it",
-        note="for testing only: its terms forbid training on it; the red border of one pixel is cut off",
-    ),
-    Task(
-        name="imagenet-a", title="ImageNet-A", folder="imagenet-a", layout="wordnet", classes=200,
-        splits={"test": 7500}, files=("n*|imagenet-a/n*",),
-        download="imagenet-a.tar from https://github.com/hendrycks/natural-adv-examples; unpack it",
-        note="200 of the classes of ImageNet",
-    ),
-    Task(
-        name="imagenet-r", title="ImageNet-R", folder="imagenet-r", layout="wordnet", classes=200,
-        splits={"test": 30_000}, files=("n*|imagenet-r/n*",),
-        download="imagenet-r.tar from https://github.com/hendrycks/imagenet-r; unpack it",
-        note="200 of the classes of ImageNet",
-    ),
-    Task(
-        name="imagenet-v2", title="ImageNet-V2, matched frequency", folder="imagenet-v2", layout="numbered",
-        classes=1000, splits={"test": 10_000}, files=("0|imagenetv2-matched-frequency-format-val/0",),
-        download="imagenetv2-matched-frequency.tar.gz from https://imagenetv2.org; unpack it",
-        note="folders are the numbers of the classes of ImageNet",
-    ),
-    Task(
-        name="imagenet-w", title="ImageNet-W", folder="imagenet-w", layout="watermark", classes=1000,
-        splits={"test": 50_000}, preprocess={"fit": "squash"}, recipe="finetune-paper-imagenet",
-        files=("fonts/SourceHanSerifSC-ExtraLight.otf",),
-        download="the font imagenet_w/fonts/SourceHanSerifSC-ExtraLight.otf of "
-        "https://github.com/facebookresearch/Whac-A-Mole into fonts/; the images are those of the task imagenet",
-        note="the validation images of ImageNet, shorter side 256, center 224, with a watermark drawn over them as "
-        "the release does",
-    ),
-    Task(
-        name="vizwiz", aliases=("VizWiz-Classification",), title="VizWiz-Classification", folder="vizwiz",
-        layout="vizwiz", classes=200, splits={"test": 8900}, files=("annotations.json", "images/*.jpg"),
-        download="the images of all splits into images/ and annotations.json, from "
-        "https://vizwiz.org/tasks-and-datasets/image-classification",
-        note="200 of the classes of ImageNet; the public annotations.json has no labels (the evaluation server has "
-        "them), and without labels there is nothing to measure here",
-    ),
-)  # fmt: skip
 
-REALMS = (
-    "activity", "aircraft", "amphibian", "aquatic_vertebrate", "bird", "car", "consumer_goods", "creation",
-    "decoration", "device", "food", "geological_formation", "instrumentality", "locomotive", "mammal", "material",
-    "military_vehicle", "process", "region", "structure", "vascular_plant",
-)  # fmt: skip
+def _read_tasks() -> Iterator[Task]:
+    content = tomllib.loads((files("vitruvian") / "tasks.toml").read_text(encoding="utf-8"))
+    for task in content["tasks"]:
+        yield Task(**_fill(task, {}))
+    for family in content["families"]:
+        for row in family["rows"]:
+            yield Task(**_fill(family["task"], dict(zip(family["columns"], row))))
 
-OMNI_TASKS = tuple(
-    Task(
-        name=f"omnibenchmark-{realm}", aliases=(f"omni-{realm}",), title=f"OmniBenchmark: {realm.replace('_', ' ')}",
-        folder=f"omnibenchmark/{realm}", layout="omni", classes=0, splits={"train": 0, "val": 0, "test": 0},
-        metric="mean_per_class",
-        files=(f"train.txt|{realm}.train/record.txt", f"test.txt|{realm}.test/record.txt|val.txt"),
-        download="the images with download_tool/download_image.py of "
-        f"https://github.com/ZhangYuanhan-AI/OmniBenchmark, and meta_v2/{realm}/*.txt of it",
-        note="classes are the train ids in the lists of this realm",
-    )
-    for realm in REALMS
-)  # fmt: skip
 
-MAFW_TASKS = tuple(
-    Task(
-        name=f"mafw-{fold}", aliases=("mafw",) if fold == 1 else (), title=f"MAFW, single expressions, fold {fold}",
-        folder="mafw", layout="mafw", classes=11, splits={"train": train, "test": test}, metric="mean_per_class",
-        files=(f"Train & Test Set/single/no_caption/set_{fold}/train.txt", "data/frames|frames"),
-        download="clips and Train & Test Set from https://mafw-database.github.io/MAFW/ (on request); extract "
-        "the frames of the clips to data/frames/CLIP/*.jpg",
-        note="a clip is represented by its middle frame",
-    )
-    for fold, train, test in ((1, 7333, 1839), (2, 7335, 1837), (3, 7339, 1833), (4, 7340, 1832), (5, 7341, 1831))
-)  # fmt: skip
-
-VTAB_ROWS = (
-    # name, folder in the redistribution, title, group, classes, test images
-    ("caltech101", "caltech101", "Caltech101", "Natural", 102, 6084),
-    ("cifar100", "cifar", "CIFAR-100", "Natural", 100, 10_000),
-    ("dtd", "dtd", "Describable Textures", "Natural", 47, 1880),
-    ("flowers102", "oxford_flowers102", "Oxford Flowers-102", "Natural", 102, 6149),
-    ("pets", "oxford_iiit_pet", "Oxford-IIIT Pets", "Natural", 37, 3669),
-    ("svhn", "svhn", "SVHN", "Natural", 10, 26_032),
-    ("sun397", "sun397", "SUN397", "Natural", 397, 21_750),
-    ("camelyon", "patch_camelyon", "Patch Camelyon", "Specialized", 2, 32_768),
-    ("eurosat", "eurosat", "EuroSAT", "Specialized", 10, 5400),
-    ("resisc45", "resisc45", "RESISC45", "Specialized", 45, 6300),
-    ("retinopathy", "diabetic_retinopathy", "Diabetic Retinopathy", "Specialized", 5, 42_670),
-    ("clevr-count", "clevr_count", "CLEVR, count", "Structured", 8, 15_000),
-    ("clevr-distance", "clevr_dist", "CLEVR, distance", "Structured", 6, 15_000),
-    ("dmlab", "dmlab", "DMLab", "Structured", 6, 22_735),
-    ("kitti", "kitti", "KITTI, distance", "Structured", 4, 711),
-    ("dsprites-location", "dsprites_loc", "dSprites, location", "Structured", 16, 73_728),
-    ("dsprites-orientation", "dsprites_ori", "dSprites, orientation", "Structured", 16, 73_728),
-    ("smallnorb-azimuth", "smallnorb_azi", "SmallNORB, azimuth", "Structured", 18, 12_150),
-    ("smallnorb-elevation", "smallnorb_ele", "SmallNORB, elevation", "Structured", 9, 12_150),
-)
-
-VTAB_TASKS = tuple(
-    Task(
-        name=f"vtab-{name}", aliases=(f"vtab-{folder}",), title=f"VTAB-1k: {title}", group=group,
-        folder=f"vtab-1k/{folder}", layout="lists", classes=classes, splits={"train": 800, "val": 200, "test": test},
-        recipe="finetune-paper-vtab", preprocess={"fit": "squash"},
-        files=("train800.txt", "val200.txt", "test.txt"),
-        download="vtab-1k.zip, the redistribution as folders of images that "
-        "https://github.com/ZhangYuanhan-AI/NOAH links to; unpack it to vtab-1k/ in the root",
-        note="lists of `path label`; the image is squashed to a square, neither cropped nor mirrored, because many "
-        "of these tasks ask for the position or orientation of an object",
-    )
-    for name, folder, title, group, classes, test in VTAB_ROWS
-)  # fmt: skip
-
-TASKS: dict[str, Task] = {task.name: task for task in (*PAPER_TASKS, *VTAB_TASKS, *OMNI_TASKS, *MAFW_TASKS)}
+TASKS: dict[str, Task] = {task.name: task for task in _read_tasks()}
+VTAB_TASKS = tuple(task for task in TASKS.values() if task.group)
 
 
 def fold_name(name: str) -> str:
