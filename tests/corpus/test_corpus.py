@@ -168,8 +168,8 @@ OPTIONS = {
     "export {good}/data {out}.onnx": "(the folder contains none of|no such file|no known family)",
     "export {good}/model {good}/photo.png/x.onnx": "(cannot be written|[Nn]ot a directory|not a folder)",
     "optimize {good}/model {out}.onnx --only int8 --calibrate {empty} --evaluate {good}/data": "empty",
-    "optimize {good}/model {good}/photo.png --only int8 --calibrate {good}/data --evaluate {good}/data": "must end in .onnx",
-    "optimize {good}/model {out}.onnx --only int8 --calibrate {good}/data --evaluate {good}/data": "at least 32 are needed",
+    "optimize {good}/model {good}/photo.png --only int8 --calibrate {good}/data --evaluate {good}/data": "must end in .onnx",  # noqa: E501
+    "optimize {good}/model {out}.onnx --only int8 --calibrate {good}/data --evaluate {good}/data": "at least 32 are needed",  # noqa: E501
     "optimize {good}/model {good}/data --calibrate {good}/data": "already exists",
     "optimize {good}/model {out} --calibrate {empty}": "empty",
     "optimize {good}/model {out} --only merge --calibrate {good}/data --tome-r x": "neither a number of tokens",
