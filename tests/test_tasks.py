@@ -6,15 +6,15 @@ import pytest
 
 from vitruvian.errors import UnknownNameError
 from vitruvian.tasks import (
-    NAMES,
-    TASKS,
-    VTAB_TASKS,
+    all_tasks,
     data_root,
     extra_file,
     find_task,
     fold_name,
     get_task,
     preprocess_for,
+    tasks_by_name,
+    vtab_tasks,
 )
 
 WANTED = [
@@ -29,10 +29,10 @@ def test_every_task_of_the_paper_and_the_later_ones_is_there(name):
 
 
 def test_vtab_has_its_19_tasks_in_three_groups_of_800_and_200():
-    groups = [task.group for task in VTAB_TASKS]
+    groups = [task.group for task in vtab_tasks()]
     assert {group: groups.count(group) for group in groups} == {"Natural": 7, "Specialized": 4, "Structured": 8}
-    assert all((task.splits["train"], task.splits["val"]) == (800, 200) for task in VTAB_TASKS)
-    assert all(task.preprocess == {"fit": "squash"} for task in VTAB_TASKS)
+    assert all((task.splits["train"], task.splits["val"]) == (800, 200) for task in vtab_tasks())
+    assert all(task.preprocess == {"fit": "squash"} for task in vtab_tasks())
 
 
 @pytest.mark.parametrize(
@@ -40,23 +40,25 @@ def test_vtab_has_its_19_tasks_in_three_groups_of_800_and_200():
     [("cifar100", 100, 10_000), ("flowers102", 102, 6149), ("pets", 37, 3669), ("vtab-sun397", 397, 21_750)],
 )
 def test_classes_and_test_images_are_the_published_ones(name, classes, test):
-    assert (TASKS[name].classes, TASKS[name].splits["test"]) == (classes, test)
+    assert (all_tasks()[name].classes, all_tasks()[name].splits["test"]) == (classes, test)
 
 
 def test_no_name_or_alias_means_two_tasks():
     spelled = [
-        fold_name(name) for task in TASKS.values() for name in {fold_name(n): n for n in (task.name, *task.aliases)}
+        fold_name(name)
+        for task in all_tasks().values()
+        for name in {fold_name(n): n for n in (task.name, *task.aliases)}
     ]
-    assert len(spelled) == len(set(spelled)) == len(NAMES)
+    assert len(spelled) == len(set(spelled)) == len(tasks_by_name())
 
 
 def test_every_task_names_a_recipe_of_the_package():
     recipes = {entry.name for entry in (files("vitruvian") / "recipes").iterdir()}
-    assert {f"{task.recipe}.toml" for task in TASKS.values()} <= recipes
+    assert {f"{task.recipe}.toml" for task in all_tasks().values()} <= recipes
 
 
 def test_names_are_known_in_any_spelling_but_paths_are_not():
-    assert find_task("cifar-10") is find_task("CIFAR10") is TASKS["cifar10"]
+    assert find_task("cifar-10") is find_task("CIFAR10") is all_tasks()["cifar10"]
     assert find_task("./cifar10") is find_task("cifar10/") is find_task("photos") is None
     with pytest.raises(UnknownNameError, match=r"unknown task 'flowrs'; did you mean flowers"):
         get_task("flowrs")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -95,6 +95,8 @@ def _fill(value: Any, row: Mapping[str, Any]) -> Any:
 
 
 def _read_tasks() -> Iterator[Task]:
+    import tomllib  # `vit --help` reads no file
+
     content = tomllib.loads((files("vitruvian") / "tasks.toml").read_text(encoding="utf-8"))
     for task in content["tasks"]:
         yield Task(**_fill(task, {}))
@@ -103,8 +105,15 @@ def _read_tasks() -> Iterator[Task]:
             yield Task(**_fill(family["task"], dict(zip(family["columns"], row))))
 
 
-TASKS: dict[str, Task] = {task.name: task for task in _read_tasks()}
-VTAB_TASKS = tuple(task for task in TASKS.values() if task.group)
+@cache
+def all_tasks() -> dict[str, Task]:
+    """All tasks by name."""
+    return {task.name: task for task in _read_tasks()}
+
+
+def vtab_tasks() -> list[Task]:
+    """The 19 tasks of VTAB."""
+    return [task for task in all_tasks().values() if task.group]
 
 
 def fold_name(name: str) -> str:
@@ -112,13 +121,15 @@ def fold_name(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-NAMES: dict[str, str] = {fold_name(name): task.name for task in TASKS.values() for name in (task.name, *task.aliases)}
-"""Folded name or alias -> the name of the task."""
+@cache
+def tasks_by_name() -> dict[str, Task]:
+    """The tasks by their folded names and aliases."""
+    return {fold_name(name): task for task in all_tasks().values() for name in (task.name, *task.aliases)}
 
 
 def find_task(name: str) -> Task | None:
     """The task of this name or alias; None if there is none, or for a path."""
-    return None if "/" in name or "\\" in name else TASKS.get(NAMES.get(fold_name(name), ""))
+    return None if "/" in name or "\\" in name else tasks_by_name().get(fold_name(name))
 
 
 def task_of_data(data: str) -> Task | None:
@@ -145,8 +156,8 @@ def get_task(name: str) -> Task:
     """The task of this name or alias; an UnknownNameError suggests similar names."""
     task = find_task(name)
     if task is None:
-        aliases = (alias for known in TASKS.values() for alias in known.aliases)
-        raise UnknownNameError("task", name, [*TASKS, *aliases], see="(see `vit datasets`)")
+        aliases = (alias for known in all_tasks().values() for alias in known.aliases)
+        raise UnknownNameError("task", name, [*all_tasks(), *aliases], see="(see `vit datasets`)")
     return task
 
 

@@ -19,7 +19,7 @@ from vitruvian.study.transfer import (
     transfer,
     vtab_result,
 )
-from vitruvian.tasks import VTAB_TASKS
+from vitruvian.tasks import vtab_tasks
 from vitruvian.training import Run, read_recipe
 
 
@@ -52,7 +52,7 @@ def root(tmp_path, monkeypatch):
 
 
 def test_vtab_has_19_tasks_in_three_groups():
-    groups = [task.group for task in VTAB_TASKS]
+    groups = [task.group for task in vtab_tasks()]
     assert (groups.count("Natural"), groups.count("Specialized"), groups.count("Structured")) == (7, 4, 8)
 
 
@@ -78,7 +78,7 @@ def test_a_missing_task_leaves_its_cell_with_the_reason_and_the_others_run(tmp_p
 
 def test_table_2_has_a_recipe_of_its_own_for_imagenet(tmp_path, weights, root):
     assert {*TABLE2_RECIPES} <= {*TABLE2_TASKS}
-    assert len(TABLE2_TASKS) == 6 + len(VTAB_TASKS)
+    assert len(TABLE2_TASKS) == 6 + len(vtab_tasks())
     assert read_recipe(TABLE2_RECIPES["imagenet"]).image_size == 512
     setup = replace(SETUP, recipes={"cifar10": "finetune-small"})
     transfer([str(weights)], find_tasks(["cifar10"]), tmp_path / "out", setup=setup, report=lambda text: None)
@@ -120,7 +120,7 @@ def cells_with(missing=()):
         TransferCell(model="m", task=task, missing="not here")
         if task.name in missing
         else TransferCell(model="m", task=task, values=(v,))
-        for v, task in enumerate(VTAB_TASKS)
+        for v, task in enumerate(vtab_tasks())
     ]
 
 

@@ -11,7 +11,7 @@ import typer
 
 from vitruvian.cli.options import DataRoot, Readers, flag, option
 from vitruvian.progress import print_notes, print_status, track
-from vitruvian.tasks import TASKS, Task, describe_pattern, find_task, get_task
+from vitruvian.tasks import Task, all_tasks, describe_pattern, find_task, get_task
 from vitruvian.tasks import data_root as find_data_root
 from vitruvian.text import plural, table
 
@@ -145,8 +145,11 @@ def datasets(
     With a NAME, also prints what to download and where to put it. Commands that take DATA accept these names.
     """
     root = find_data_root(data_root)
-    exact = find_task(name) if name else None
-    matches = [exact] if exact else [task for task in TASKS.values() if name.lower() in task.name] or [get_task(name)]
+    exact, similar = (
+        find_task(name) if name else None,
+        [task for key, task in all_tasks().items() if name.lower() in key],
+    )
+    matches = [exact] if exact else similar or [get_task(name)]
     if as_json:
         for task in matches:
             print(json.dumps(task.to_json(root), ensure_ascii=False))

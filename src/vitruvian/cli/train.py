@@ -30,7 +30,7 @@ from vitruvian.cli.options import (
     split_names,
 )
 from vitruvian.progress import print_status, prints_results
-from vitruvian.tasks import DATA_VARIABLE, SEEDS, TASKS, VTAB_TASKS, Task, get_task
+from vitruvian.tasks import DATA_VARIABLE, SEEDS, Task, all_tasks, get_task, vtab_tasks
 from vitruvian.text import format_duration, table
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ RECIPE = option("NAME", "A recipe or a TOML file [default: the task's, or finetu
 
 
 def complete_task(incomplete: str) -> list[str]:
-    return [name for name in TASKS if name.startswith(incomplete)]
+    return [name for name in all_tasks() if name.startswith(incomplete)]
 
 
 def set_data_root(root: Path | None) -> None:
@@ -351,7 +351,7 @@ def vtab(models: Models, options: TransferOptions) -> None:
     """Fine-tune models on the 19 tasks of VTAB-1k and print the means of its groups."""
     from vitruvian.study.transfer import vtab_result
 
-    cells = options.run(models, VTAB_TASKS, "vtab")
+    cells = options.run(models, vtab_tasks(), "vtab")
     for model in dict.fromkeys(cell.model for cell in cells) if prints_results() else ():
         result = vtab_result(model, cells)
         print(json.dumps(result)) if options.as_json else print_vtab(result, cells, options.setup)
@@ -436,11 +436,11 @@ def print_transfer(cells: list[TransferCell], options: TransferOptions, paper_na
     models = list(dict.fromkeys(cell.model for cell in cells))
     by = {(cell.model, cell.task.name): cell.text for cell in cells}
     tasks = list(dict.fromkeys(cell.task.name for cell in cells))
-    names = [task.name for task in VTAB_TASKS]
+    names = [task.name for task in vtab_tasks()]
     if set(names) <= set(tasks):
         tasks = [*(task for task in tasks if task not in names), "vtab"]
         for model in models:
-            mean = vtab_result(model, [cell for cell in cells if cell.task in VTAB_TASKS])["vtab_mean"]
+            mean = vtab_result(model, [cell for cell in cells if cell.task in vtab_tasks()])["vtab_mean"]
             by[model, "vtab"] = "-" if mean is None else f"{mean:.2f}"
     paper = beside(tasks, *paper_names)
     if options.as_json and prints_results():
@@ -474,11 +474,11 @@ def print_vtab(result: dict[str, Any], cells: list[TransferCell], setup: Setup) 
         mean_text = "-" if group["mean"] is None else f"{group['mean']:.2f}"
         measured.append((f"vtab-{name}", f"mean of {group['measured']} of {group['tasks']}", mean_text))
     mean_text = "-" if result["mean_of_measured"] is None else f"{result['mean_of_measured']:.2f}"
-    measured.append(("vtab", f"mean of {result['measured']} of {len(VTAB_TASKS)}", mean_text))
+    measured.append(("vtab", f"mean of {result['measured']} of {len(vtab_tasks())}", mean_text))
     headings = ("task", "group", ">measured", *(f">{row.name}" for row in paper))
     print(result["model"])
     print(table(headings, [(name, group, text, *(row.text(name) for row in paper)) for name, group, text in measured]))
     if result["vtab_mean"] is None:
-        print(f"VTAB is the mean over all {len(VTAB_TASKS)} tasks")
+        print(f"VTAB is the mean over all {len(vtab_tasks())} tasks")
     print(differs_text(setup.differs))
     print_missing(model_cells)

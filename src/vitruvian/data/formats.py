@@ -22,7 +22,7 @@ from vitruvian.data.sources import Dataset, Source, make_dataset
 from vitruvian.data.tables import contains_images, find_saved, open_coco, open_manifest, open_parquet, open_saved
 from vitruvian.errors import DataError, nearest, parsing
 from vitruvian.progress import print_notes
-from vitruvian.tasks import TASKS, find_task
+from vitruvian.tasks import all_tasks, find_task
 from vitruvian.text import describe_error
 
 BUILT_IN = {"digits": open_digits}  # datasets in the package. To open a folder of the same name, write `./digits`
@@ -140,7 +140,7 @@ def open_name(text: str) -> Dataset:
     task = find_task(text)
     if task is not None:
         return open_task(task, folders=open_directory)
-    near = nearest(text, [*BUILT_IN, *TASKS])
+    near = nearest(text, [*BUILT_IN, *all_tasks()])
     hint = f"did you mean {near[0]}?" if near else f"the built-in dataset is called {', '.join(BUILT_IN)}"
     raise DataError("no such file or folder", where=text, hint=hint)
 

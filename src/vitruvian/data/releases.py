@@ -30,7 +30,7 @@ from vitruvian.data.preprocess import FILTERS, geometry, resize
 from vitruvian.data.sources import Dataset, SkippedFiles
 from vitruvian.errors import DataError
 from vitruvian.files import read_json, read_text
-from vitruvian.tasks import TASKS, Task, data_root, download_hint
+from vitruvian.tasks import Task, all_tasks, data_root, download_hint
 from vitruvian.text import describe_error
 
 Label = Callable[[Path], str]  # the class of a folder
@@ -75,7 +75,7 @@ def open_release(task: Task, folder: Path, root: Path, folders: Callable[[Path],
         "omni": lambda: open_omni(folder),
         "pets": lambda: open_pets(folder),
         "vizwiz": lambda: open_vizwiz(folder),
-        "watermark": lambda: open_watermarked(folder, TASKS["imagenet"].path(root)),
+        "watermark": lambda: open_watermarked(folder, all_tasks()["imagenet"].path(root)),
         "wordnet": lambda: open_classes(folder, "n[0-9]*", wordnet_label),
     }
     return openers[task.layout]()

@@ -11,7 +11,7 @@ from typing import Any
 
 from vitruvian.files import parse_toml
 from vitruvian.report.chart import Chart, Line
-from vitruvian.tasks import VTAB_TASKS
+from vitruvian.tasks import vtab_tasks
 from vitruvian.text import table
 
 
@@ -49,7 +49,7 @@ def paper_rows(name: str) -> list[PaperRow]:
     rows = []
     for model, data, values in content["rows"]:
         groups: dict[str, list[float]] = {}
-        for task in VTAB_TASKS if name == "table9" else ():
+        for task in vtab_tasks() if name == "table9" else ():
             groups.setdefault(f"vtab-{task.group}", []).append(values[task.name])
         rows.append(
             PaperRow(

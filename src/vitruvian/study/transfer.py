@@ -18,7 +18,7 @@ from vitruvian.files import write_json
 from vitruvian.progress import print_status
 from vitruvian.study import STUDY_FILE
 from vitruvian.study.paper import paper_rows
-from vitruvian.tasks import SEEDS, VTAB_TASKS, Task, get_task
+from vitruvian.tasks import SEEDS, Task, get_task, vtab_tasks
 from vitruvian.training.distributed import process_group
 from vitruvian.training.finetune import finetune, format_mean, protocol_for
 from vitruvian.training.journal import Listener
@@ -26,7 +26,8 @@ from vitruvian.weights.load import locate
 
 TABLE5_TASKS = ("cifar10", "cifar100", "imagenet", "imagenet-real", "flowers102", "pets")
 """The columns of Table 5, as names of tasks."""
-TABLE2_TASKS = ("imagenet", "imagenet-real", "cifar10", "cifar100", "pets", "flowers102", *(t.name for t in VTAB_TASKS))
+SINGLE_TASKS = ("imagenet", "imagenet-real", "cifar10", "cifar100", "pets", "flowers102")
+TABLE2_TASKS = (*SINGLE_TASKS, *(task.name for task in vtab_tasks()))
 """Those of Table 2; VTAB is the mean of its 19 tasks."""
 TABLE2_RECIPES = {"imagenet": "finetune-paper-table2"}  # at 512 pixels, with averaged weights
 
@@ -175,7 +176,7 @@ def vtab_result(model: str, cells: Sequence[TransferCell]) -> dict[str, Any]:
             }
             for name, group in groups.items()
         },
-        "vtab_mean": mean if len(measured) == len(VTAB_TASKS) else None,
+        "vtab_mean": mean if len(measured) == len(vtab_tasks()) else None,
         "mean_of_measured": mean,
         "measured": len(measured),
         "paper": {row.name: row.values for row in paper_rows("table9")},
