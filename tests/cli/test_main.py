@@ -63,12 +63,12 @@ OPTIONS = {
     "models": "--json --augreg --index",
     "convert": "--to --labels --template --num-heads --image-size --patch-size --num-classes --half --config --json",
     "train": "--recipe --arch --from --model -m --out --epochs --lr --batch-size --seed --image-size --freeze "
-    "--val-fraction --patience --precision --device --workers --set --resume --plan --cluster --recipes --settings "
-    "--auto-resume",
+    "--val-fraction --group-by --patience --precision --device --workers --set --resume --plan --cluster --recipes "
+    "--settings --auto-resume",
     "finetune": "--from --model -m --out --recipe --task --quick --lrs --seeds --steps --image-size --freeze "
-    "--val-fraction --patience --precision --device --epochs --lr --batch-size --seed --workers --set --data-root "
-    "--json",
-    "probe": "--model -m --vectors --only --shots --neighbors --json --out "
+    "--val-fraction --group-by --patience --precision --device --epochs --lr --batch-size --seed --workers --set "
+    "--data-root --json",
+    "probe": "--model -m --vectors --only --shots --neighbors --group-by --json --out "
     "--batch-size --num-heads --image-size --device",
     "evaluate": "--model -m --split --real --wordnet-ids --mappings --calibrated --template --flip --seed --json "
     "--out --batch-size --num-heads --image-size --device --engine --tome-r",

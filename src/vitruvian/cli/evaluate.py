@@ -11,6 +11,7 @@ import typer
 
 from vitruvian.cli.options import (
     Batch,
+    GroupBy,
     LoadOptions,
     ModelName,
     ModelOptions,
@@ -122,6 +123,7 @@ def probe(
     only: Annotated[str, option("NAMES", "Probes to run, separated by commas.")] = "fewshot,linear,neighbors",
     shots: Annotated[str | None, SHOTS] = None,
     neighbors: Annotated[int | None, option("N", "Number of neighbors that vote [default: chosen].", min=1)] = None,
+    group_by: GroupBy = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the table.")] = False,
     out: ReportFolder = None,
     batch_size: Batch = DEFAULT_BATCH_SIZE,
@@ -134,6 +136,8 @@ def probe(
         raise typer.BadParameter("give DATA and --model, or --vectors")
     if vectors is not None and (data is not None or model is not None):
         raise typer.BadParameter("--vectors replaces DATA and --model, which its job.json names")
+    if vectors is not None and group_by:
+        raise typer.BadParameter("--group-by needs DATA and --model, not --vectors")
     shot_counts = None if shots is None else parse_numbers(shots, "--shots")
     probes: dict[str, Any] = {"only": split_names(only), "shots": shot_counts, "neighbors": neighbors}
     with quick_imports():
@@ -148,7 +152,7 @@ def probe(
     else:
         assert model is not None
         encoder, follow = Encoder(model, **vars(options)), partial(track, label="features")
-        report = run_probe(data, encoder, batch_size=batch_size, track=follow, **probes)
+        report = run_probe(data, encoder, group_by=group_by or "", batch_size=batch_size, track=follow, **probes)
     if as_json:
         print(json.dumps(report.to_json()))
     else:

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import gc
 import inspect
+import json
 import os
 import re
 import signal
@@ -296,6 +297,14 @@ class ModelOptions(LoadOptions):
     tome_r: TomeR = None
 
 
+GroupBy = Annotated[
+    str | None,
+    option(
+        "COLUMN",
+        "Hold out whole groups: a column of the manifest or a regular expression on the path [default: the column "
+        "group, if any].",
+    ),
+]
 Changes = Annotated[
     list[str] | None, option("KEY=VALUE", "Change a setting (`vit train --settings`); repeatable.", "--set")
 ]
@@ -334,6 +343,7 @@ class RecipeOptions:
         str | None, option("PATTERNS", "Parameters not to train, such as 'embed.*,blocks.[0-5].*'.", panel=ADVANCED)
     ] = None
     val_fraction: Annotated[float | None, option("SHARE", "Fraction of each class to hold out for validation.")] = None
+    group_by: GroupBy = None
     patience: Annotated[int | None, option("N", "Stop after N evaluations without improvement.", min=1)] = None
     precision: Annotated[
         Precision | None, option("DTYPE", "float32, bfloat16 or float16 (autocast).", panel=ADVANCED)
@@ -350,6 +360,8 @@ class RecipeOptions:
             key = change.partition("=")[0].strip()
             if key in values:
                 raise typer.BadParameter(f"{key} is set twice, by --{key.replace('_', '-')} and by --set {change}")
+        if self.group_by is not None:
+            values["group_by"] = json.dumps(self.group_by)  # a regular expression may look like a list
         return [*(self.settings or []), *(f"{key}={value}" for key, value in values.items())]
 
 

@@ -79,6 +79,14 @@ class Source(ABC):
         """The weight of the sample in the loss."""
         return 1.0
 
+    def column_names(self) -> tuple[str, ...]:
+        """The columns of the table that lists the samples; empty if there is none."""
+        return ()
+
+    def column(self, name: str) -> list[str]:
+        """The values of a column, one per sample; empty text where there is none."""
+        raise DataError(f"no column {name!r}", where=self.name)
+
     def announce(self, indices: IndexArray) -> None:  # noqa: B027  (most sources have nothing to do)
         """Announce that these samples are read soon, so that a slow source can begin to fetch them."""
 
@@ -110,6 +118,17 @@ class PartSource(Source):
     def key(self, index: int) -> str:
         source, inner = self.part(index)
         return source.key(inner)
+
+    def column_names(self) -> tuple[str, ...]:
+        return self.part(0)[0].column_names() if len(self) else ()
+
+    def column(self, name: str) -> list[str]:
+        read: dict[int, list[str]] = {}  # the column of each source, by its id
+        parts = [self.part(index) for index in range(len(self))]
+        for source, _ in parts:
+            if id(source) not in read:
+                read[id(source)] = source.column(name)
+        return [read[id(source)][inner] for source, inner in parts]
 
 
 def locate(ends: IndexArray, index: int) -> tuple[int, int]:
@@ -259,6 +278,11 @@ class ClassSubset(Subset):
     @cached_property
     def _labels(self) -> Column:  # type: ignore[override]
         return scratch_column((self._new_labels[chunk] for _, chunk in read_chunks(super()._labels.array())), "i4")
+
+
+def take(source: Source, indices: IndexArray, name: str) -> Subset:
+    """The samples with these indices, in ascending order; they are kept in a temporary file."""
+    return Subset(source, scratch_column([indices], "i8").path, name=name)
 
 
 def hold_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:

@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,22 +34,52 @@ CHECKED_ROWS = 20  # number of images of each split whose existence is checked w
 Row = tuple[str, dict[str, Any]]  # the position of a row, such as "line 7", and its values by column
 
 
+class ManifestSource(FolderSource):
+    """The images that a manifest lists for one split; its other columns describe them."""
+
+    manifest: Path
+    split: str
+
+    def column_names(self) -> tuple[str, ...]:
+        if self.manifest.suffix.lower() == ".parquet":
+            return tuple(rename_columns(self.manifest, ParquetSource.schema(self.manifest).names))
+        return tuple(next((row for _, row in manifest_rows(self.manifest)), ()))
+
+    def column(self, name: str) -> list[str]:
+        if name not in self.column_names():
+            return super().column(name)
+        listed = [
+            (entry.key, "" if row.get(name) is None else str(row[name]).strip())
+            for position, row in manifest_rows(self.manifest, {name})
+            if (entry := parse_row(self.manifest, position, row)).split == self.split
+        ]
+        if [key for key, _ in listed] != [self.key(index) for index in range(len(self))]:
+            raise DataError("the manifest has changed since it was opened", where=self.manifest)
+        return [value for _, value in listed]
+
+
+def manifest_rows(path: Path, extra: Container[str] = ()) -> Iterator[Row]:
+    """The rows of a manifest; of a Parquet file only the usual columns and those in `extra`."""
+    suffix = path.suffix.lower()
+    return parquet_rows(path, extra) if suffix == ".parquet" else (jsonl_rows if suffix == ".jsonl" else csv_rows)(path)
+
+
 def open_manifest(files: list[Path], name: str) -> Dataset:
     """The dataset listed in a manifest of one row per image, compiled once into an index on disk."""
     path = files[0]
     classes, class_files = find_classes(path.parent)
     kind = f"manifest {data_root().absolute()}"  # its paths were checked against that folder
-    rows = {".parquet": parquet_rows, ".jsonl": jsonl_rows}.get(path.suffix.lower(), csv_rows)
     stored = build_index(
-        lambda _: (parse_row(path, *row) for row in rows(path)),
+        lambda _: (parse_row(path, *row) for row in manifest_rows(path)),
         files=[path, *class_files],
         kind=kind,
         classes=classes,
     )
     if not stored.splits:
         raise DataError(f"a manifest without rows; expected {', '.join(REQUIRED)} for each image", where=path)
-    sources = stored.sources(name, FolderSource, root=path.parent)
-    for source in sources.values():
+    sources = stored.sources(name, ManifestSource, root=path.parent)
+    for split, source in sources.items():
+        source.manifest, source.split = path, split
         find_root(source, [path.parent], path)
     return make_dataset(name, sources, tag_notes(stored.classes))
 
@@ -126,12 +156,12 @@ def csv_rows(path: Path) -> Iterator[Row]:
         raise DataError(reason, where=path, hint="save it as CSV UTF-8") from error
 
 
-def parquet_rows(path: Path) -> Iterator[Row]:
+def parquet_rows(path: Path, extra: Container[str] = ()) -> Iterator[Row]:
     parquet = require("pyarrow.parquet", "parquet")
     with parquet.ParquetFile(path) as file:
         names = file.schema_arrow.names
         columns = dict(zip(names, rename_columns(path, names)))
-        used = [name for name, column in columns.items() if column in REQUIRED + OPTIONAL]
+        used = [name for name, column in columns.items() if column in REQUIRED + OPTIONAL or column in extra]
         batches = file.iter_batches(CHUNK, columns=used, use_threads=False)
         rows = (row for batch in batches for row in batch.to_pylist())
         yield from (
@@ -278,6 +308,15 @@ class ParquetSource(IndexedSource):
         with require("pyarrow.parquet", "parquet").ParquetFile(path) as file:
             for batch in file.iter_batches(CHUNK, columns=[column], use_threads=False):
                 yield from batch.column(0).to_pylist()
+
+    def column_names(self) -> tuple[str, ...]:
+        return tuple(name for name in self.schema(self.files[0]).names if name != self._image)
+
+    def column(self, name: str) -> list[str]:
+        if name not in self.column_names():
+            return super().column(name)
+        values = [value for path in self.files for value in self.values(path, name)]
+        return ["" if values[row] is None else str(values[row]).strip() for row in self.numbers["row"].array().tolist()]
 
     def read(self, index: int) -> RawImage:
         """The image in a row; the most recently used row groups stay in memory."""

@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from vitruvian.config import DEFAULT_BATCH_SIZE, Preprocess
+from vitruvian.data.doctor.crossing import split_notes
 from vitruvian.data.formats import open_dataset
-from vitruvian.data.sources import Dataset, Source, hold_out
+from vitruvian.data.groups import hold_out_groups
+from vitruvian.data.sources import Dataset, Source
 from vitruvian.data.transform import Transform
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.evaluation import probe_classifiers as classifiers
@@ -72,12 +74,12 @@ class ProbeSettings:
         check_range("neighbors", 1 if self.neighbors is None else self.neighbors, 1)
 
 
-def probe_sources(data: Dataset) -> tuple[list[Source], str]:
+def probe_sources(data: Dataset, group_by: str = "") -> tuple[list[Source], str]:
     """The images to train on, to test on and, unless a part of the first is used, to choose settings by.
 
     Returns:
         Two or three sources, and a description of the test images: the split `test`, else `val`, else a part of each
-        class held out from `train`.
+        class, or of the groups (`group_by`), held out from `train`.
     """
     splits = data.splits
     if "test" in splits and "train" in splits:
@@ -85,7 +87,8 @@ def probe_sources(data: Dataset) -> tuple[list[Source], str]:
     if "val" in splits and "train" in splits:
         return [data.train, splits["val"]], "the split 'val'"
     everything = data.train if "train" in splits else next(iter(splits.values()))
-    return list(hold_out(everything, HOLD_OUT, seed=0)), f"{HOLD_OUT:.0%} of each class, held out"
+    *sources, test_is = hold_out_groups(everything, HOLD_OUT, 0, group_by)
+    return sources, test_is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +169,7 @@ def probe(
     only: Sequence[str] = ("fewshot", "linear", "neighbors"),
     shots: Sequence[int] | None = None,
     neighbors: int | None = None,
+    group_by: str = "",
     preprocess: Preprocess | Transform | None = None,
     batch_size: int = DEFAULT_BATCH_SIZE,
     track: Track = no_tracking,
@@ -178,6 +182,8 @@ def probe(
         only: The probes to run.
         shots: Training images per class of the few-shot probe; by default 1, 5, 10 and 25.
         neighbors: Number of nearest neighbors; by default it is chosen on the training images.
+        group_by: Images of one group are held out together: a column of the manifest, or a regular expression on the
+            path. By default the column `group`, if there is one.
         preprocess: Replaces the model's preprocessing: settings, or any callable from a PIL image to a tensor, with
             which features are not stored.
         batch_size: Number of images per batch.
@@ -189,14 +195,14 @@ def probe(
     settings = ProbeSettings(only=tuple(only), shots=None if shots is None else tuple(shots), neighbors=neighbors)
     opened = open_dataset(data)
     encoder = (model if isinstance(model, Encoder) else Encoder(model)).with_task_preprocess(data, preprocess)
-    sources, test_is = probe_sources(opened)
+    sources, test_is = probe_sources(opened, group_by)
     if "fewshot" in settings.only:  # before features are computed
         classifiers.possible_shots(np.asarray(sources[0].labels(), np.int64), opened.classes, settings.shots)
     started = time.monotonic()
     store = open_store(encoder)
     features = [compute_features(encoder, source, store, batch_size=batch_size, track=track) for source in sources]
     report = probe_features(features, settings, data=opened.name, model=encoder.name, test_is=test_is, started=started)
-    notes = list(opened.notes)
+    notes = [*opened.notes, *split_notes(sources[0], sources[1], test_is, group_by)]
     if store.damaged:
         notes.append(f"{plural(store.damaged, 'feature', 'was|were')} corrupt in the cache and computed again")
     return replace(report, notes=(*notes, *report.notes))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vitruvian.config import Preprocess
 from vitruvian.data.loader import Batch, Loader
-from vitruvian.data.sources import Source
+from vitruvian.data.sources import Source, take
 from vitruvian.data.transform import Transform
 from vitruvian.errors import DataError
 from vitruvian.evaluation.metrics import autocast
@@ -19,7 +19,7 @@ from vitruvian.model.build import Model
 from vitruvian.training.distributed import Processes
 from vitruvian.training.objective import DTYPES
 from vitruvian.training.recipe import Recipe
-from vitruvian.training.splits import subset, validation_loader
+from vitruvian.training.splits import validation_loader
 
 # n images, F features
 
@@ -43,7 +43,7 @@ class FewShot:
         draws = [np.concatenate([o[:shots] for o in shuffle_classes(labels, classes=count, seed=s)]) for s in SEEDS]
         used = np.unique(np.concatenate(draws))  # only these need features
         self.draws = [np.searchsorted(used, draw) for draw in draws]
-        parts = (subset(train, used, train.name), test)
+        parts = (take(train, used, train.name), test)
         self.loaders = [validation_loader(part, recipe, transform, processes) for part in parts]
 
     def scalars(self, model: Model, batches: Callable[[Loader], Iterator[Batch]]) -> dict[str, float]:

@@ -195,6 +195,11 @@ class Recipe(Settings):
     """Fraction of each class held out for validation if the data has no validation split."""
     split_seed: Seed = 0
     """Decides which images are held out. A run that starts from another run on the same data holds out the same."""
+    group_by: str = ""
+    """Images of one group, such as those of a patient, are held out together: a column of the manifest, or a regular
+    expression on the path. Empty: the column `group`, if there is one."""
+    fold: tuple[Annotated[int, Range(0, 1000)], Annotated[int, Range(0, 1000)]] = (0, 0)
+    """Cross-validation: (2, 5) holds out the second of five folds of all images but the test split; (0, 0): none."""
     validation: Literal["auto", "dev", "test"] = "auto"
     """`auto`: evaluate on the split `val`, else `test`, else on images held out. `dev`: never on the test split.
     `test`: on the test split, after training on all other images."""
@@ -273,6 +278,8 @@ class Recipe(Settings):
             raise ConfigError(f"head_init={self.head_init!r} needs loss='cross_entropy', not {self.loss!r}")
         if self.validation == "test" and (self.patience or self.final == "best"):
             raise ConfigError("patience and final='best' would select on the test split (validation='test')")
+        if self.fold != (0, 0) and not (1 <= self.fold[0] <= self.fold[1] and self.fold[1] >= 2):
+            raise ConfigError(f"fold={self.fold} is not one of at least two folds, such as (1, 5)")
         for model, _ in self.model_lrs:
             canonical(model)
         needs_labels = {

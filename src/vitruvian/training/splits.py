@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from vitruvian.cache import scratch_folder
 from vitruvian.config import ModelConfig, Preprocess, ViTConfig
 from vitruvian.cost import TRAINING_PASSES, multiply_adds
 from vitruvian.data.augment import Augment, require_packages, train_transform
 from vitruvian.data.columns import read_chunks
 from vitruvian.data.formats import open_dataset
+from vitruvian.data.groups import assign_folds, divide, hold_out_groups
 from vitruvian.data.loader import Batch, Loader
-from vitruvian.data.sources import ClassSubset, Concat, Dataset, Source, Subset, first_samples, hold_out
+from vitruvian.data.sources import ClassSubset, Concat, Dataset, Source, first_samples, take
 from vitruvian.data.transform import Transform, as_transform
 from vitruvian.data.workers import unguarded_script
 from vitruvian.errors import ConfigError, TrainingError
@@ -37,7 +36,7 @@ from vitruvian.weights.load import run_facts
 
 MAX_NAMES = 3  # classes that a note names
 TEST_SEED = 0  # seed for holding a test split out of data without one
-HOLD_OUT_SETTINGS = ("split_seed", "val_fraction")  # settings that decide which images of each class are held out
+HOLD_OUT_SETTINGS = ("split_seed", "val_fraction", "group_by", "fold")  # decide which images are held out
 
 
 class DataRef:
@@ -114,11 +113,13 @@ def split_data(data: object, recipe: Recipe) -> Splits:
     name = next((name for name in allowed if name in dataset.splits), "")
     if recipe.validation != "auto":
         train, validation, validation_is = protocol_splits(dataset, recipe)
+    elif recipe.fold[1]:
+        train, validation, validation_is = fold_of(dataset, recipe)
     elif name:
         train, validation, validation_is = dataset.train, dataset.splits[name], f"the split {name!r}"
     else:
-        train, validation = hold_out(dataset.train, recipe.val_fraction, recipe.split_seed)
-        validation_is = f"{recipe.val_fraction:.0%} of each class, held out"
+        share, seed = recipe.val_fraction, recipe.split_seed
+        train, validation, validation_is = hold_out_groups(dataset.train, share, seed, recipe.group_by)
     notes = list(dataset.notes)
     fewshot: tuple[Source, ...] = ()
     if recipe.eval_fewshot not in ("", OTHER_CLASSES):
@@ -169,21 +170,38 @@ def protocol_splits(dataset: Dataset, recipe: Recipe) -> tuple[Source, Source, s
     """
     train, test, validation_is = dataset.train, dataset.splits.get("test"), "the split 'test'"
     dev = dataset.splits.get("val")
-    if test is None and dev is not None:
+    share, by = recipe.val_fraction, recipe.group_by
+    if recipe.fold[1]:
+        train, test, validation_is = fold_of(dataset, recipe)
+        dev = None
+    elif test is None and dev is not None:
         test, dev, validation_is = dev, None, "the split 'val'"
     elif test is None:
-        train, test = hold_out(train, recipe.val_fraction, TEST_SEED)
-        validation_is = f"{recipe.val_fraction:.0%} of each class, held out for testing"
+        train, test, validation_is = hold_out_groups(train, share, TEST_SEED, by)
+        validation_is += " for testing"
     validation = test
     if recipe.validation == "dev":
         validation_is = "the split 'val'"
         if dev is None:
-            train, dev = hold_out(train, recipe.val_fraction, recipe.split_seed)
-            validation_is = f"{recipe.val_fraction:.0%} of each class, held out for choosing"
+            train, dev, validation_is = hold_out_groups(train, share, recipe.split_seed, by)
+            validation_is += " for choosing"
         validation = dev
     elif dev is not None:
-        train = Concat([train, dev], name=f"{dataset.name} (train and val)")
+        train = all_but_test(dataset)
     return train, validation, validation_is
+
+
+def all_but_test(dataset: Dataset) -> Source:
+    """The images of the splits `train` and `val`, which cross-validation divides into folds."""
+    dev = dataset.splits.get("val")
+    return dataset.train if dev is None else Concat([dataset.train, dev], name=f"{dataset.name} (train and val)")
+
+
+def fold_of(dataset: Dataset, recipe: Recipe) -> tuple[Source, Source, str]:
+    """Training images, validation images and their description, in one fold of cross-validation."""
+    images, (fold, folds) = all_but_test(dataset), recipe.fold
+    chosen = assign_folds(images, folds, recipe.split_seed, recipe.group_by) == fold - 1
+    return *divide(images, chosen, f"held out as fold {fold}"), f"fold {fold} of {folds}, held out"
 
 
 def continue_from(recipe: Recipe, data: str, keys: Container[str]) -> tuple[Recipe, list[str]]:
@@ -213,7 +231,8 @@ def leakage_notes(data: str, recipe: Recipe, splits: Splits) -> list[str]:
     images = len(splits.train) + len(splits.validation)
 
     def choice(settings: Any) -> str:
-        return ", ".join(f"{key}={settings.get(key)}" for key in HOLD_OUT_SETTINGS)
+        values = {key: settings[key] for key in HOLD_OUT_SETTINGS if settings.get(key) not in (None, "", [0, 0])}
+        return ", ".join(f"{key}={value}" for key, value in values.items())
 
     notes = []
     for source in filter(None, (recipe.weights, recipe.teacher)):
@@ -325,19 +344,12 @@ def validation_loader(
     )
 
 
-def subset(source: Source, indices: NDArray[np.int64], name: str) -> Source:
-    """Some images of a source; their indices are kept in a temporary file."""
-    path = scratch_folder() / "subset.i64"
-    indices.astype("i8").tofile(path)
-    return Subset(source, path, name=name)
-
-
 def subsample(source: Source, most: int) -> Source:
     """The source, or `most` of its images at equal distances."""
     if len(source) <= most:
         return source
     indices = np.linspace(0, len(source) - 1, most).astype("i8")
-    return subset(source, indices, f"{source.name} ({most:,} of {len(source):,})")
+    return take(source, indices, f"{source.name} ({most:,} of {len(source):,})")
 
 
 def shared_features(encoder: Encoder, source: Source, processes: Processes, *, label: str) -> FeatureSet:
@@ -347,7 +359,7 @@ def shared_features(encoder: Encoder, source: Source, processes: Processes, *, l
     """
     follow = partial(track, label=label) if processes.is_main else no_tracking
     if processes.is_distributed:
-        part = subset(source, np.arange(processes.rank, len(source), processes.world_size), source.name)
+        part = take(source, np.arange(processes.rank, len(source), processes.world_size), source.name)
         compute_features(encoder, part, open_store(encoder), track=follow)
         processes.barrier()
     return compute_features(encoder, source, open_store(encoder), track=follow)

@@ -18,6 +18,7 @@ from vitruvian import __version__, catalog
 from vitruvian.catalog import resolve, title_of
 from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.cost import parameters
+from vitruvian.data.doctor.crossing import split_notes
 from vitruvian.data.transform import Transform
 from vitruvian.errors import TrainingError, argument
 from vitruvian.progress import print_status
@@ -146,6 +147,8 @@ def train(
             splits.notes.append(f"batch_size is {batch_size}, not {chosen.batch_size}: there are no more images")
             chosen = chosen.replace(batch_size=batch_size)
         processes.check_same(splits.sizes)
+        if processes.is_main and chosen.objective == "labels":
+            splits.notes.extend(split_notes(splits.train, splits.validation, splits.validation_is, chosen.group_by))
         if transform is not None:
             splits.notes.append(
                 "evaluated with your transform=; the saved model has the preprocessing of the recipe instead"
@@ -359,7 +362,7 @@ def check_recipe(run: Run, recipe: Recipe, where: Path, hint: str) -> None:
         was_reduced = key == "batch_size" and before.get(key) <= facts["training_images"] < now[key]
         if key == "model" and recipe.weights:  # the weights decide
             continue
-        if key not in HARMLESS | DESCRIPTION and before.get(key) != now[key] and not was_reduced:
+        if key not in HARMLESS | DESCRIPTION and key in before and before[key] != now[key] and not was_reduced:
             reason = f"{key}={before.get(key)} when the run began, not {now[key]}"
             raise TrainingError(reason, where=where, hint=hint)
 
