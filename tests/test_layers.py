@@ -12,7 +12,7 @@ import vitruvian
 
 PACKAGE = Path(vitruvian.__file__).parent
 ROWS = [
-    ["text", "errors", "settings", "config", "catalog", "cost", "tasks"],
+    ["text", "errors", "settings", "targets", "config", "catalog", "cost", "tasks"],
     ["files", "cache", "table_file", "progress", "machine", "report"],
     ["model"],
     ["data"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import textwrap
@@ -107,3 +108,9 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
             aligned = (f"{cell:{side}{width}}" for cell, side, width in zip(part, sides, widths))
             text.append("  ".join(aligned).rstrip())
     return "\n".join(text)
+
+
+def natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
+    """A sort key that puts `class2` before `class10`."""
+    parts = re.split(r"(\d+)", name.casefold())
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part], name

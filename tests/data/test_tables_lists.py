@@ -68,7 +68,10 @@ def test_a_column_of_paths_may_have_the_names_of_other_programs(tmp_path):
         (["{"], "line 1: not valid JSON"),
         (["[1]\n"], "line 1: contains a JSON list, not an object"),
         ([{"label": "a"}], "line 1: no column path among label"),
-        ([{"path": "images/0.png", "label": ["a", "b"]}], r"line 1: the label \['a', 'b'\] is a list; expected one"),
+        (
+            [{"path": "images/0.png", "label": "a"}, {"path": "images/0.png", "label": ["a", "b"]}],
+            r"line 2: the label \['a', 'b'\] is a list; expected one",
+        ),
         ([{"path": {}, "label": "a"}], "line 1: the path {} is a dict"),
         ([{"path": "../x.png", "label": "a"}], "line 1: the path ../x.png points outside"),
         (['{"path": "images/0.png", "label": ' + "9" * 10**6 + "}"], "line 1: not valid JSON"),
@@ -116,7 +119,7 @@ def test_images_and_categories_of_a_coco_file_that_are_not_used_are_counted(tmp_
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (coco(annotations=[(1, 1), (1, 2)]), "0.png has several categories, ant and bee; .* not supported yet"),
+        (coco(annotations=[(1, 1), (1, 2)]), "several labels per image; this works with one class per image"),
         (coco(annotations=[(9, 1)]), "an annotation is about the image 9, which is not listed"),
         (coco(annotations=[(1, 9)]), "an annotation is about the category 9, which is not listed"),
         (coco(annotations=[([], {})]), "has no image_id or no category_id"),

@@ -170,7 +170,7 @@ def test_labels_that_look_like_tags_are_reported(tmp_path, tags):
     path = make_manifest(tmp_path, f"path,label\nimages/0.png,cat\nimages/1.png,{tags}\n")
     assert open_dataset(path).notes == (
         f"1 label is a list of tags, such as {tags.strip(chr(34))!r}: each combination is a separate class; "
-        "to train on one label per image, write one name into the column label",
+        "to train on several labels per image, separate them by semicolons and use --target multi",
     )
 
 

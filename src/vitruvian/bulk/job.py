@@ -88,7 +88,7 @@ class ReadImages:
             pixels = preprocess_image(image, self.preprocess)
         except (ImageError, OSError) as error:
             pixels = error if isinstance(error, ImageError) else ImageError(reason(error))
-        label = printable(source.classes[source.label(within)]) or None
+        label = printable(source.label_text(within)) or None
         return RowDetails(printable(source.key(within)), split, label), pixels
 
 

@@ -20,7 +20,6 @@ from vitruvian.bulk.storage import JOB_FILE, WRITING, BulkResult, OutputFolder
 from vitruvian.cache import scratch_folder
 from vitruvian.data.decode import RawImage, Unreadable
 from vitruvian.data.formats import open_images
-from vitruvian.data.names import natural_key
 from vitruvian.data.sources import Dataset, PartSource, Source, make_dataset
 from vitruvian.errors import ConfigError, DataError, FileError, ImageError, require
 from vitruvian.evaluation.features import FeatureSet
@@ -29,7 +28,7 @@ from vitruvian.files import atomic_open
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import check_choice, check_range, validate
 from vitruvian.table_file import open_table
-from vitruvian.text import printable
+from vitruvian.text import natural_key, printable
 
 # n images, D features
 

@@ -11,11 +11,11 @@ from typing import Any
 from vitruvian.data.archive import extract_zip
 from vitruvian.data.decode import EXTENSIONS, HEIF_EXTENSIONS, NEEDS_HEIF, RawImage, is_url
 from vitruvian.data.index import Classes, Entry, IndexedSource, build_index
-from vitruvian.data.names import class_name, natural_key, split_name
+from vitruvian.data.names import class_name, split_name
 from vitruvian.data.sources import EMPTY_CLASS, Dataset, SkippedFiles, check_inside, make_dataset, read_file
 from vitruvian.errors import DataError
 from vitruvian.progress import print_notes
-from vitruvian.text import printable
+from vitruvian.text import natural_key, printable
 
 HEIC = ("HEIC photo", f"({NEEDS_HEIF})")  # noun and rest of the note about them
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -18,10 +18,11 @@ from vitruvian.data.pixels import find_cifar, find_idx, open_cifar, open_digits,
 from vitruvian.data.releases import open_task
 from vitruvian.data.remote import open_url
 from vitruvian.data.shards import open_shards
-from vitruvian.data.sources import Dataset, Source, make_dataset
+from vitruvian.data.sources import Dataset, Source, make_dataset, with_targets
 from vitruvian.data.tables import contains_images, find_saved, open_coco, open_manifest, open_parquet, open_saved
 from vitruvian.errors import DataError, nearest, parsing
 from vitruvian.progress import print_notes
+from vitruvian.targets import AUTO, KINDS, TargetSpec, parse_target
 from vitruvian.tasks import all_tasks, find_task
 from vitruvian.text import describe_error
 
@@ -39,24 +40,28 @@ def find_files(extension: str, folder: Path) -> list[Path]:
 class Format(NamedTuple):
     """A row of the table of formats."""
 
-    open: Callable[[list[Path], str], Dataset]  # from files or folders, and the dataset's name in messages
+    open: Callable[..., Dataset]  # from files or folders, and the dataset's name in messages
     in_folder: Callable[[Path], list[Path]] = lambda folder: []  # what to open in such a folder; empty for others
     extensions: tuple[str, ...] = ()  # extensions of single files
     accepts: Callable[[list[Path]], bool] = bool  # whether files are of the format, if the extension does not decide
     several: bool = False  # whether several files, given by a pattern, may form one dataset
+    states_target: bool = False  # whether `open` takes a TargetSpec, as such files can state several kinds of targets
+
+    def dataset(self, paths: list[Path], name: str, target: TargetSpec) -> Dataset:
+        return self.open(paths, name, target) if self.states_target else self.open(paths, name)
 
 
-def open_zip(files: list[Path], name: str) -> Dataset:
+def open_zip(files: list[Path], name: str, target: TargetSpec = AUTO) -> Dataset:
     """The dataset in a zip archive: what its folder would be, or the only table in it."""
     folder, notes = extract_zip(files[0])
     try:
-        dataset = open_directory(folder, name)
+        dataset = open_directory(folder, name, target)
     except DataError:
         extensions = {extension for row in ("manifest", "COCO") for extension in FORMATS[row].extensions}
         tables = [path for path in folder.iterdir() if path.suffix.lower() in extensions]
         if len(tables) != 1:
             raise
-        dataset = open_files(tables, name)
+        dataset = open_files(tables, name, target)
     return replace(dataset, notes=(*notes, *dataset.notes))
 
 
@@ -64,28 +69,33 @@ FORMATS = {
     # the first that matches is used
     "CIFAR": Format(open_cifar, find_cifar, (".tar.gz", ".tgz")),
     "IDX": Format(open_idx, lambda folder: [folder] if find_idx(folder) else []),
-    "saved datasets": Format(open_saved, find_saved),
+    "saved datasets": Format(open_saved, find_saved, states_target=True),
     "tar shards": Format(open_shards, partial(find_files, ".tar"), (".tar",), several=True),
-    "Parquet": Format(open_parquet, partial(find_files, ".parquet"), (".parquet",), contains_images, several=True),
-    "manifest": Format(open_manifest, extensions=(".csv", ".tsv", ".jsonl", ".parquet")),
-    "COCO": Format(open_coco, extensions=(".json",)),
-    "zip": Format(open_zip, extensions=(".zip",)),
+    "Parquet": Format(open_parquet, partial(find_files, ".parquet"), (".parquet",), contains_images, True, True),
+    "manifest": Format(open_manifest, extensions=(".csv", ".tsv", ".jsonl", ".parquet"), states_target=True),
+    "COCO": Format(open_coco, extensions=(".json",), states_target=True),
+    "zip": Format(open_zip, extensions=(".zip",), states_target=True),
     "class folders": Format(open_folder, lambda folder: [folder]),
 }
 
 
-def open_dataset(data: object, *, split: str | None = None) -> Dataset:
+def open_dataset(
+    data: object, *, split: str | None = None, target: str = "auto", accepts: Iterable[str] = ("single",)
+) -> Dataset:
     """Open a dataset in any supported format.
 
     Args:
         data: A path, a pattern of shards or Parquet files, a URL of shards, `digits` or the name of a task; or an
             object: a map-style `torch.utils.data.Dataset`, a Hugging Face dataset, or a mapping from splits to such.
         split: Only this split.
+        target: What to predict: a key of `targets.KINDS`, perhaps with columns of a manifest, such as
+            "number:age,weight"; by default what the data states.
+        accepts: The kinds of targets that the caller can work with.
 
     Raises:
         DataError: The data does not exist, is of no supported format, or is damaged.
     """
-    is_name = isinstance(data, str | os.PathLike)
+    is_name, spec = isinstance(data, str | os.PathLike), parse_target(target)
     with parsing(data, DataError) if is_name else nullcontext():
         try:
             if isinstance(data, Dataset):
@@ -93,20 +103,21 @@ def open_dataset(data: object, *, split: str | None = None) -> Dataset:
             elif isinstance(data, Source):
                 dataset = make_dataset(data.name, {"train": data})
             elif isinstance(data, str | os.PathLike):
-                dataset = open_name(os.fspath(data))
+                dataset = open_name(os.fspath(data), spec)
             else:
                 from vitruvian.data.torch_dataset import open_datasets
 
                 dataset = open_datasets(data)
         except OSError as error:
             raise DataError(describe_error(error).lower(), where=error.filename or data) from error
+        dataset = with_targets(dataset, spec, tuple(accepts))
     return dataset if split is None else dataset.only(split)
 
 
 def open_images(data: object, *, split: str | None = None) -> Mapping[str, Source]:
     """The splits of a dataset for work without labels; also accepts a folder of images without class folders."""
     try:
-        dataset = open_dataset(data, split=split)
+        dataset = open_dataset(data, split=split, accepts=KINDS)
         print_notes(dataset.notes)
         return dataset.splits
     except DataError:
@@ -123,7 +134,7 @@ def open_images(data: object, *, split: str | None = None) -> Mapping[str, Sourc
         return {"all": unlabeled}
 
 
-def open_name(text: str) -> Dataset:
+def open_name(text: str, target: TargetSpec = AUTO) -> Dataset:
     if not text.strip():
         raise DataError("the name of the data is empty", hint="pass a path (`.` is this folder), a URL or a task")
     if text in BUILT_IN:
@@ -132,11 +143,11 @@ def open_name(text: str) -> Dataset:
         return open_url(text)
     path = Path(text).expanduser()
     if path.is_dir():
-        return open_directory(path)
+        return open_directory(path, target=target)
     if path.is_file():
-        return open_files([path], text)
+        return open_files([path], text, target)
     if is_pattern(str(path)):
-        return open_files(match_files(str(path)), text)
+        return open_files(match_files(str(path)), text, target)
     task = find_task(text)
     if task is not None:
         return open_task(task, folders=open_directory)
@@ -145,16 +156,16 @@ def open_name(text: str) -> Dataset:
     raise DataError("no such file or folder", where=text, hint=hint)
 
 
-def open_directory(folder: Path, name: str = "") -> Dataset:
+def open_directory(folder: Path, name: str = "", target: TargetSpec = AUTO) -> Dataset:
     """The dataset in a folder, of the first format that matches."""
     for row in FORMATS.values():
         paths = row.in_folder(folder)
         if paths:
-            return row.open(paths, name or str(folder))
+            return row.dataset(paths, name or str(folder), target)
     raise AssertionError("class folders accept any folder")
 
 
-def open_files(files: list[Path], name: str) -> Dataset:
+def open_files(files: list[Path], name: str, target: TargetSpec = AUTO) -> Dataset:
     """The dataset in one file, or in several of one format."""
     extensions = {"".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix for path in files}
     extension = extensions.pop().lower()
@@ -163,7 +174,7 @@ def open_files(files: list[Path], name: str) -> Dataset:
     rows = [row for row in FORMATS.values() if extension in row.extensions]
     for row in rows:
         if (row.several or len(files) == 1) and row.accepts(files):
-            return row.open(files, name)
+            return row.dataset(files, name, target)
     if rows and len(files) > 1:
         several = " or ".join(ext for row in FORMATS.values() if row.several for ext in row.extensions)
         raise DataError(f"{len(files)} files; a pattern may match {several} files, not {extension}", where=name)

@@ -107,7 +107,7 @@ def hold_out_groups(source: Source, share: float, seed: int, by: str = "") -> tu
         return *hold_out(source, share, seed), f"{share:.0%} of each class, held out"
     if not 0 < share < 1:
         raise ConfigError(f"the share held out, {share}, is not between 0 and 1")
-    part = assign_groups(np.asarray(source.labels()), groups, np.array([1 - share, share]), seed)
+    part = assign_groups(source.strata()[0].astype(np.int32), groups, np.array([1 - share, share]), seed)
     held = f"{len(np.unique(groups[part == 1])):,} of {len(np.unique(groups)):,} groups, held out"
     return *divide(source, part == 1, "held out"), held
 
@@ -124,14 +124,15 @@ def assign_folds(source: Source, count: int, seed: int, by: str = "") -> IndexAr
     Raises:
         ConfigError: There are fewer groups or images than folds.
     """
-    labels, groups = np.asarray(source.labels()).astype(np.int64), group_numbers(source, by)
+    strata, strata_count = source.strata()
+    labels, groups = strata.astype(np.int64), group_numbers(source, by)
     available = len(source) if groups is None else int(groups.max()) + 1
     if not 2 <= count <= available:
         what = plural(available, "image" if groups is None else "group")
         raise ConfigError(f"{argument('folds', count)} is not between 2 and {what}")
     if groups is not None:
         return assign_groups(labels.astype(np.int32), groups, np.full(count, 1 / count), seed)
-    sizes = class_sizes(labels.astype(np.int32), len(source.classes))
+    sizes = class_sizes(labels, strata_count)
     position = permute(ranks_in_class(labels, np.zeros_like(sizes)), sizes[labels], seed, stream=labels)
     before = np.cumsum(sizes) - sizes  # a class begins where the one before it ended, so that folds are of equal size
     return (position + before[labels]) % count

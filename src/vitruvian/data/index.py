@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from vitruvian.cache import cache_folder, scratch_folder
 from vitruvian.data.columns import CHUNK, Column, OpenFile
-from vitruvian.data.names import class_name, natural_key
+from vitruvian.data.names import class_name
 from vitruvian.data.sources import SkippedFiles, Source
 from vitruvian.errors import DataError, FileError, short_repr
 from vitruvian.files import atomic_path, read_json, short_hash
+from vitruvian.text import natural_key
 
 Opened = TypeVar("Opened", bound="IndexedSource")
 FORMAT = 2  # version of the layout on disk; increment it to invalidate stored indexes

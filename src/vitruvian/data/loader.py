@@ -105,8 +105,8 @@ class Balanced:
     """Balanced sampling for a source whose samples can be read in any order."""
 
     def __init__(self, source: Source) -> None:
-        labels = source.labels()
-        self.sizes = class_sizes(labels, len(source.classes))
+        labels, count = source.strata()
+        self.sizes = class_sizes(labels, count)
         self.present = np.flatnonzero(self.sizes)
         self.starts = np.cumsum(self.sizes) - self.sizes
         path = scratch_folder() / "by_class.i64"
@@ -142,8 +142,8 @@ class BalancedBlocks:
     def __init__(self, source: Source) -> None:
         assert source.blocks is not None
         self.source, self.blocks = source, source.blocks
-        labels = source.labels()
-        self.sizes = class_sizes(labels, len(source.classes))
+        labels, count = source.strata()
+        self.sizes = class_sizes(labels, count)
         self.slots = np.cumsum(self.sizes > 0) - 1  # the index of each class among those that have samples
         self.ends = np.cumsum(self.blocks.sizes)
         counted = np.zeros_like(self.sizes)
@@ -155,7 +155,7 @@ class BalancedBlocks:
     def uses(self, start: int, stop: int, key: tuple[int, int, int]) -> IndexArray:
         """How often each of these samples occurs in an epoch; the key is (length, seed, epoch)."""
         length, seed, epoch = key
-        label = np.asarray(self.source.labels()[start:stop], np.int64)
+        label = np.asarray(self.source.strata()[0][start:stop], np.int64)
         size, rank = self.sizes[label], np.asarray(self.ranks.array()[start:stop])
         classes = int(self.slots[-1]) + 1
         more = permute(self.slots[label], classes, seed, epoch, classes) < length % classes

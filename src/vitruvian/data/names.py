@@ -36,12 +36,6 @@ def split_of_file(path: str) -> str:
     return next(filter(None, map(split_name, words)), "train")
 
 
-def natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
-    """A sort key that puts `class2` before `class10`."""
-    parts = re.split(r"(\d+)", name.casefold())
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part], name
-
-
 def class_name(text: str) -> str:
     """The class name in one Unicode form: file systems compose accents differently."""
     return unicodedata.normalize("NFC", text)

@@ -24,14 +24,13 @@ from vitruvian.config import Preprocess
 from vitruvian.data.decode import EXTENSIONS, RawImage, decode
 from vitruvian.data.folder import FolderSource, list_images, open_entries, open_lists, read_list
 from vitruvian.data.index import Entry
-from vitruvian.data.names import natural_key
 from vitruvian.data.pixels import find_cifar, open_cifar
 from vitruvian.data.preprocess import FILTERS, geometry, resize
 from vitruvian.data.sources import Dataset, SkippedFiles
 from vitruvian.errors import DataError
 from vitruvian.files import read_json, read_text
 from vitruvian.tasks import Task, all_tasks, data_root, download_hint
-from vitruvian.text import describe_error
+from vitruvian.text import describe_error, natural_key
 
 Label = Callable[[Path], str]  # the class of a folder
 VTAB_LISTS = {"train": "train800.txt", "val": "val200.txt", "test": "test.txt"}

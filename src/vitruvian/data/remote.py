@@ -21,13 +21,13 @@ from vitruvian.cache import cache_folder, file_lock
 from vitruvian.data.columns import Column, OpenFile, scratch_column
 from vitruvian.data.decode import RawImage
 from vitruvian.data.index import class_indices
-from vitruvian.data.names import CLASS_FILES, expand_braces, natural_key, parse_classes, split_of_file
+from vitruvian.data.names import CLASS_FILES, expand_braces, parse_classes, split_of_file
 from vitruvian.data.order import Blocks, IndexArray
 from vitruvian.data.shards import open_shards, read_member, read_samples
 from vitruvian.data.sources import Dataset, PartSource, Source, locate, make_dataset
 from vitruvian.errors import DataError, FileError, MissingExtraError, VitruvianError, require
 from vitruvian.files import MAX_TEXT_BYTES, atomic_open, atomic_path, decode_utf8, parse_json, parse_object, short_hash
-from vitruvian.text import describe_error
+from vitruvian.text import describe_error, natural_key
 
 Result = TypeVar("Result")
 

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from vitruvian.data.columns import OpenFile
 from vitruvian.data.decode import EXTENSIONS, RawImage
 from vitruvian.data.index import Entry, IndexedSource, build_index
-from vitruvian.data.names import find_classes, natural_key, split_of_file
+from vitruvian.data.names import find_classes, split_of_file
 from vitruvian.data.sources import Dataset, SkippedFiles, check_image_bytes, make_dataset
 from vitruvian.errors import DataError, FileError, ImageError
 from vitruvian.files import parse_json
-from vitruvian.text import describe_error
+from vitruvian.text import describe_error, natural_key
 
 IMAGES = EXTENSIONS | {".npy"}  # extensions of members that contain the image; `.npy` contains its pixels
 LABEL_KEYS = ("label", "cls", "class")  # keys of the label in the JSON member of a sample

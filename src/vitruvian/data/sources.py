@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,8 @@ from vitruvian.data.decode import RawImage
 from vitruvian.data.names import SPLITS, split_name
 from vitruvian.data.order import Blocks, IndexArray, permute
 from vitruvian.errors import ConfigError, DataError, ImageError, argument
-from vitruvian.text import describe_error, plural, printable
+from vitruvian.targets import KINDS, TargetSpec, TargetTable
+from vitruvian.text import brief, describe_error, plural, printable
 
 MAX_IMAGE_BYTES = 2**28
 EMPTY_CLASS = ("class folder", "without an image")  # noun and rest of the note about a class without images
@@ -54,6 +56,9 @@ class Source(ABC):
     blocks: Blocks | None = None  # samples that are cheap only when read together; None if all cost the same
     remote: bool = False  # whether labels and keys come with the images, so that reading all downloads everything
     draws: bool = False  # whether reading draws from the global generators, which the loader seeds for each sample
+    targets: TargetTable | None = (
+        None  # the targets, if they are not one class each; a label is then a row of the table
+    )
 
     _labels: NDArray[np.int32] | Column  # of a source that does not override `__len__` and `labels`
 
@@ -86,6 +91,26 @@ class Source(ABC):
     def column(self, name: str) -> list[str]:
         """The values of a column, one per sample; empty text where there is none."""
         raise DataError(f"no column {name!r}", where=self.name)
+
+    @property
+    def target(self) -> str:
+        """The kind of target, a key of KINDS."""
+        return "single" if self.targets is None else self.targets.kind
+
+    def label_text(self, index: int) -> str:
+        """The class of a sample, or its targets as text."""
+        label = self.label(index)
+        return self.classes[label] if self.targets is None else self.targets.text(label)
+
+    def strata(self) -> tuple[NDArray[Any], int]:
+        """The group of each sample, of which every part of a split should have its share, and their number.
+
+        Groups are the classes, or those of `TargetTable.strata`.
+        """
+        if self.targets is None:
+            return self.labels(), len(self.classes)
+        groups = self.targets.strata()
+        return groups[np.asarray(self.labels())], int(groups.max()) + 1
 
     def announce(self, indices: IndexArray) -> None:  # noqa: B027  (most sources have nothing to do)
         """Announce that these samples are read soon, so that a slow source can begin to fetch them."""
@@ -145,6 +170,8 @@ class Dataset:
     splits: Mapping[str, Source]  # `train`, `val` and `test`, if present, then others
     notes: tuple[str, ...] = ()  # one line per thing that was skipped or is unusual
     divided: bool = True  # whether the data has splits; otherwise all of it is `train`
+    target: str = "single"  # the kind of target that the data states
+    columns: tuple[str, ...] | None = None  # if classes are comma-separated values of these columns of a manifest
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -173,19 +200,57 @@ class Dataset:
         return replace(self, splits={name: self.splits[name]})
 
 
-def make_dataset(name: str, splits: Mapping[str, Source], notes: Iterable[str] = (), divided: bool = True) -> Dataset:
+def make_dataset(
+    name: str,
+    splits: Mapping[str, Source],
+    notes: Iterable[str] = (),
+    divided: bool = True,
+    target: str = "single",
+    columns: tuple[str, ...] | None = None,
+) -> Dataset:
     """The dataset of these splits in their usual order; it must have images of at least two classes."""
     filled = {split: source for split, source in splits.items() if len(source)}
     if not filled:
         raise DataError("no images", where=name)
     order = sorted(filled, key=lambda split: ([*SPLITS, split].index(split), split))
     splits = {split: filled[split] for split in order}
-    dataset = Dataset(name=name, splits=splits, notes=tuple(notes), divided=divided)
-    if len(dataset.classes) < 2:
+    dataset = Dataset(name=name, splits=splits, notes=tuple(notes), divided=divided, target=target, columns=columns)
+    if len(dataset.classes) < 2 and target == "single":
         total = sum(map(len, filled.values()))
         reason = f"all {total} images are of one class, {dataset.classes[0]!r}; at least two classes are needed"
         raise DataError(reason, where=name)
     return dataset
+
+
+def with_targets(dataset: Dataset, spec: TargetSpec, accepted: Iterable[str]) -> Dataset:
+    """The dataset with the kind of target that is asked for, or that it states.
+
+    Raises:
+        DataError: The kind is not accepted, or the labels cannot be of this kind.
+    """
+    source = next(iter(dataset.splits.values()))
+    stated = dataset.target if source.targets is None else source.target
+    kind = stated if spec.kind == "auto" else spec.kind
+    if kind not in accepted:
+        reason = f"the data has {KINDS[kind].title}; this works with {' or '.join(KINDS[k].title for k in accepted)}"
+        raise DataError(reason, where=dataset.name)
+    if kind == source.target and (source.targets is not None or stated == kind):
+        return dataset
+    parse = KINDS[kind].parse
+    if source.targets is not None or parse is None or (stated != "single" and stated != kind):
+        reason = f"{argument('target', spec.kind)}, but the data has {KINDS[stated].title}"
+        raise DataError(reason, where=dataset.name)
+    if spec.columns and dataset.columns is None:
+        raise DataError(f"{argument('target')} names columns, which only a manifest has", where=dataset.name)
+    try:
+        table = parse(dataset.classes, dataset.columns)
+    except DataError as error:
+        raise (error if error.where else error.replace(where=dataset.name)) from None
+    notes = dataset.notes
+    if table.levels:
+        notes = (*notes, f"the order of the {len(table.levels)} classes is {brief(table.levels, 10)}")
+    splits: dict[str, Source] = {name: TargetSource(part, table) for name, part in dataset.splits.items()}
+    return replace(dataset, splits=splits, notes=notes, target=kind)
 
 
 def check_inside(where: str | Path, path: str) -> str:
@@ -213,13 +278,34 @@ def check_image_bytes(size: int, key: str) -> None:
         raise ImageError(f"{size >> 20} MB is too large for an image", where=printable(key))
 
 
+class TargetSource(PartSource):
+    """The samples of a source whose classes stand for the rows of a table of targets."""
+
+    def __init__(self, source: Source, table: TargetTable) -> None:
+        self.source, self.targets = source, table
+        self.name, self.classes = source.name, table.names
+        self.draws, self.remote, self.blocks = source.draws, source.remote, source.blocks
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def part(self, index: int) -> tuple[Source, int]:
+        return self.source, index
+
+    def labels(self) -> NDArray[np.int32]:
+        return self.source.labels()
+
+    def announce(self, indices: IndexArray) -> None:
+        self.source.announce(indices)
+
+
 class Subset(PartSource):
     """The samples of a source whose indices are in a file, in ascending order."""
 
     def __init__(self, source: Source, indices: Path, *, name: str) -> None:
         self.source = source
         self.name = name
-        self.classes = source.classes
+        self.classes, self.targets = source.classes, source.targets
         self.draws, self.remote = source.draws, source.remote
         self._indices = Column(indices, "i8")
 
@@ -265,6 +351,8 @@ class ClassSubset(Subset):
 
     def __init__(self, source: Source, kept: Sequence[int]) -> None:
         """`kept` has the labels of the classes in the source."""
+        if source.targets is not None:
+            raise ConfigError(f"some of the classes can only be used with {KINDS['single'].title}")
         self._new_labels = np.full(len(source.classes), -1, np.int32)
         self._new_labels[list(kept)] = np.arange(len(kept))
         indices = (start + np.flatnonzero(self._new_labels[c] >= 0) for start, c in read_chunks(source.labels()))
@@ -292,7 +380,7 @@ def hold_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
     """
     if not 0 < share < 1:
         raise ConfigError(f"the share held out, {share}, is not between 0 and 1")
-    sizes = class_sizes(source.labels(), len(source.classes))
+    sizes = class_sizes(*source.strata())
     counts = np.rint(sizes * share).astype(np.int64).clip(1, np.maximum(sizes - 1, 0))
     if not counts.any():
         raise DataError("no class has two images, so none can be held out for validation", where=source.name)
@@ -307,7 +395,7 @@ def first_samples(source: Source, count: int, seed: int) -> Subset:
     """`count` samples chosen by the seed, classes balanced if possible; a smaller subset is part of a larger one."""
     if not 0 < count <= len(source):
         raise ConfigError(f"{argument('max_train_samples', count)}: {source.name} has {len(source)} training images")
-    sizes = class_sizes(source.labels(), len(source.classes))
+    sizes = class_sizes(*source.strata())
     _, chosen = _choose(source, equal_shares(sizes, count), seed)
     return Subset(source, chosen, name=f"{source.name} (the first {count})")
 
@@ -330,11 +418,12 @@ def equal_shares(sizes: IndexArray, count: int) -> IndexArray:
 
 def _choose(source: Source, counts: IndexArray, seed: int) -> tuple[Path, Path]:
     """Files with the indices of the rest and of the chosen samples: `counts` of each class, by the seed."""
-    sizes = class_sizes(source.labels(), len(source.classes))
+    groups, count = source.strata()
+    sizes = class_sizes(groups, count)
     folder = scratch_folder()
     counted = np.zeros_like(sizes)
     with open(folder / "rest.i64", "wb") as rest, open(folder / "chosen.i64", "wb") as chosen:
-        for start, labels in read_chunks(source.labels()):
+        for start, labels in read_chunks(groups):
             chunk = labels.astype(np.int64)
             position = permute(ranks_in_class(chunk, counted), sizes[chunk], seed, stream=chunk)
             mask = position < counts[chunk]
@@ -343,7 +432,7 @@ def _choose(source: Source, counts: IndexArray, seed: int) -> tuple[Path, Path]:
     return folder / "rest.i64", folder / "chosen.i64"
 
 
-def class_sizes(labels: NDArray[np.int32], classes: int) -> IndexArray:
+def class_sizes(labels: NDArray[Any], classes: int) -> IndexArray:
     """The number of samples of each class."""
     sizes = np.zeros(classes, np.int64)
     for _, chunk in read_chunks(labels):
@@ -367,11 +456,11 @@ class Concat(PartSource):
 
     def __init__(self, parts: Sequence[Source], *, name: str) -> None:
         self.parts, self.name = tuple(parts), name
-        self.classes = self.parts[0].classes
+        self.classes, self.targets = self.parts[0].classes, self.parts[0].targets
         self.draws = any(part.draws for part in self.parts)
         self.remote = any(part.remote for part in self.parts)
         for part in self.parts:
-            if part.classes != self.classes:
+            if part.classes != self.classes or part.targets is not self.targets:
                 raise DataError(f"{part.name} and {self.parts[0].name} have different classes and cannot be combined")
         self._ends = np.cumsum([len(part) for part in self.parts])
 

@@ -7,9 +7,10 @@ import math
 import os
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,16 +18,20 @@ from vitruvian.data.columns import CHUNK
 from vitruvian.data.decode import RawImage
 from vitruvian.data.folder import FolderSource
 from vitruvian.data.index import Entry, IndexedSource, build_index
-from vitruvian.data.names import find_classes, natural_key, split_name, split_of_file
+from vitruvian.data.names import find_classes, split_name, split_of_file
 from vitruvian.data.order import Blocks
 from vitruvian.data.sources import Dataset, SkippedFiles, check_inside, locate, make_dataset, read_file
-from vitruvian.errors import DataError, ImageError, nearest, parsing, require, short_repr
+from vitruvian.errors import DataError, ImageError, argument, nearest, parsing, require, short_repr
 from vitruvian.files import parse_json, parse_object, read_bytes, read_object
+from vitruvian.targets import AUTO, SEPARATOR, TargetSpec
 from vitruvian.tasks import DATA_VARIABLE, data_root
-from vitruvian.text import printable
+from vitruvian.text import natural_key, printable
 
 REQUIRED = ("path", "label")
 OPTIONAL = ("split", "weight")
+SEVERAL = "labels"  # a column with several labels per image
+NO_TARGETS = {"path", "label", SEVERAL, "split", "weight", "group", "id", "width", "height"}
+"""Columns that are never labels or numbers themselves."""
 ALIASES = {"path": ("file_name", "image_path", "image")}  # names of a required column in other programs' tables
 MAX_LINE_BYTES = 2**20  # of JSON Lines
 MAX_COCO_BYTES = 2**27
@@ -34,54 +39,97 @@ CHECKED_ROWS = 20  # number of images of each split whose existence is checked w
 Row = tuple[str, dict[str, Any]]  # the position of a row, such as "line 7", and its values by column
 
 
+class Layout(NamedTuple):
+    """Where a manifest has the targets of an image."""
+
+    target: str  # a key of KINDS
+    label: str = "label"  # the column of labels
+    columns: tuple[str, ...] | None = None  # instead of it, columns of 0 and 1 or of numbers
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return ("path", *(self.columns or (self.label,)))
+
+
 class ManifestSource(FolderSource):
     """The images that a manifest lists for one split; its other columns describe them."""
 
     manifest: Path
+    layout: Layout
     split: str
 
     def column_names(self) -> tuple[str, ...]:
         if self.manifest.suffix.lower() == ".parquet":
-            return tuple(rename_columns(self.manifest, ParquetSource.schema(self.manifest).names))
-        return tuple(next((row for _, row in manifest_rows(self.manifest)), ()))
+            return tuple(rename_columns(self.manifest, ParquetSource.schema(self.manifest).names, ()))
+        return tuple(next((row for _, row in manifest_rows(self.manifest, ())), ()))
 
     def column(self, name: str) -> list[str]:
         if name not in self.column_names():
             return super().column(name)
         listed = [
-            (entry.key, "" if row.get(name) is None else str(row[name]).strip())
-            for position, row in manifest_rows(self.manifest, {name})
-            if (entry := parse_row(self.manifest, position, row)).split == self.split
+            (entry.key, cell_text(row.get(name)))
+            for position, row in manifest_rows(self.manifest, (*self.layout.required, name))
+            if (entry := parse_row(self.manifest, position, row, self.layout)) and entry.split == self.split
         ]
         if [key for key, _ in listed] != [self.key(index) for index in range(len(self))]:
             raise DataError("the manifest has changed since it was opened", where=self.manifest)
         return [value for _, value in listed]
 
 
-def manifest_rows(path: Path, extra: Container[str] = ()) -> Iterator[Row]:
-    """The rows of a manifest; of a Parquet file only the usual columns and those in `extra`."""
-    suffix = path.suffix.lower()
-    return parquet_rows(path, extra) if suffix == ".parquet" else (jsonl_rows if suffix == ".jsonl" else csv_rows)(path)
+def manifest_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
+    """The rows of a manifest, which must have these columns; of a Parquet file these and the optional ones, or all."""
+    return {".parquet": parquet_rows, ".jsonl": jsonl_rows}.get(path.suffix.lower(), csv_rows)(path, columns)
 
 
-def open_manifest(files: list[Path], name: str) -> Dataset:
+def open_manifest(files: list[Path], name: str, target: TargetSpec = AUTO) -> Dataset:
     """The dataset listed in a manifest of one row per image, compiled once into an index on disk."""
     path = files[0]
-    classes, class_files = find_classes(path.parent)
+    layout = find_layout(next(manifest_rows(path, ()), ("", {}))[1], target)
+    classes, class_files = find_classes(path.parent) if layout.target in ("single", "ordinal") else (None, [])
     kind = f"manifest {data_root().absolute()}"  # its paths were checked against that folder
-    stored = build_index(
-        lambda _: (parse_row(path, *row) for row in manifest_rows(path)),
-        files=[path, *class_files],
-        kind=kind,
-        classes=classes,
-    )
+    if layout != Layout("single"):
+        kind += f" {layout.target != 'single' and layout.target} {layout.required}"
+
+    def entries(skipped: SkippedFiles) -> Iterator[Entry]:
+        for position, row in manifest_rows(path, layout.required):
+            entry = parse_row(path, position, row, layout)
+            if entry is None:
+                skipped.add("row", "without a target", position)
+            else:
+                yield entry
+
+    stored = build_index(entries, files=[path, *class_files], kind=kind, classes=classes)
     if not stored.splits:
-        raise DataError(f"a manifest without rows; expected {', '.join(REQUIRED)} for each image", where=path)
+        reason = f"a manifest without rows; expected {', '.join(layout.required)} for each image"
+        raise DataError(reason, where=path)
     sources = stored.sources(name, ManifestSource, root=path.parent)
     for split, source in sources.items():
-        source.manifest, source.split = path, split
+        source.manifest, source.layout, source.split = path, layout, split
         find_root(source, [path.parent], path)
-    return make_dataset(name, sources, tag_notes(stored.classes))
+    notes = [*stored.notes, *(tag_notes(stored.classes) if layout.target == "single" else ())]
+    return make_dataset(name, sources, notes, target=layout.target, columns=layout.columns)
+
+
+def find_layout(first: Mapping[str, Any], target: TargetSpec) -> Layout:
+    """The layout of a manifest with this first row. Columns count as labels only if they hold 0, 1 or nothing."""
+    kind, label = target.kind, SEVERAL if SEVERAL in first and "label" not in first else "label"
+    if target.columns:
+        return Layout(kind, columns=target.columns)
+    if "path" not in first:  # reading the rows raises
+        return Layout("single")
+    if label in first:
+        is_list = label == SEVERAL or isinstance(first[label], list)
+        return Layout(("multi" if is_list else "single") if kind == "auto" else kind, label)
+    others = tuple(column for column in first if column not in NO_TARGETS)
+    are_flags = all(cell_text(first[column]) in ("", "0", "1", "0.0", "1.0") for column in others)
+    if kind == "number" or (kind in ("auto", "multi") and others and are_flags):
+        return Layout("multi" if kind == "auto" else kind, columns=others or None)
+    return Layout("single" if kind == "auto" else kind)
+
+
+def cell_text(value: Any) -> str:
+    """A cell of a table as text; empty if it is unknown."""
+    return "" if value is None else str(int(value)) if isinstance(value, bool) else str(value).strip()
 
 
 def find_root(source: FolderSource, roots: Sequence[Path], path: Path) -> Path:
@@ -102,20 +150,27 @@ def tag_notes(classes: Sequence[str]) -> list[str]:
     what = "label is a list" if len(tags) == 1 else "labels are lists"
     return [
         f"{len(tags):,} {what} of tags, such as {printable(tags[0])!r}: each combination is a separate class; "
-        "to train on one label per image, write one name into the column label"
+        "to train on several labels per image, separate them by semicolons and use --target multi"
     ]
 
 
-def parse_row(path: Path, position: str, row: dict[str, Any]) -> Entry:
-    """One row as an entry, with every value checked."""
-    for column in REQUIRED:
+def parse_row(path: Path, position: str, row: dict[str, Any], layout: Layout) -> Entry | None:
+    """One row as an entry, with every value checked; None if its target is unknown."""
+    is_single, names = layout.target in ("single", "ordinal"), row.get(layout.label)
+    if layout.target == "multi" and isinstance(names, list) and all(isinstance(name, str | int) for name in names):
+        row = {**row, layout.label: join_labels(map(str, names), f"{path}, {position}")}
+    for column in layout.required:
         value = row.get(column)
         if value is not None and not isinstance(value, str | int | float):
             reason = f"the {column} {short_repr(value)} is a {type(value).__name__}; expected one {column} per image"
             raise DataError(reason, where=f"{path}, {position}")
-    image, label, split, weight = (
-        "" if row.get(column) is None else str(row[column]).strip() for column in (*REQUIRED, *OPTIONAL)
-    )
+        if layout.columns and column != "path" and "," in cell_text(value):
+            reason = f"{short_repr(value)} in the column {short_repr(column)} is not a number with a decimal point"
+            raise DataError(reason, where=f"{path}, {position}")
+    image, split, weight = (cell_text(row.get(column)) for column in ("path", *OPTIONAL))
+    label = ",".join(cell_text(row.get(column)) for column in layout.columns or (layout.label,))
+    if image and not is_single and not label.strip(",") and (layout.columns or layout.target == "number"):
+        return None
     try:
         value = float(weight or 1)
     except ValueError:
@@ -124,7 +179,7 @@ def parse_row(path: Path, position: str, row: dict[str, Any]) -> Entry:
     if not is_inside:  # below the manifest's folder, or below the folder that the user sets for all data
         target = Path(os.path.normpath(path.parent.absolute() / image))
         is_inside = any(target.is_relative_to(os.path.abspath(root)) for root in (path.parent, data_root()))
-    if not image or not label:
+    if not image or (not label and is_single):
         reason, hint = f"no {'label' if image else 'path'}", "every row needs both"
     elif not is_inside:
         reason = f"the path {printable(image)} points outside {path.parent.absolute()}"
@@ -137,15 +192,24 @@ def parse_row(path: Path, position: str, row: dict[str, Any]) -> Entry:
     raise DataError(reason, where=f"{path}, {position}", hint=hint)
 
 
-def csv_rows(path: Path) -> Iterator[Row]:
+def join_labels(names: Iterable[str], where: str) -> str:
+    """Labels as one text, from which `targets.parse_labels` reads them."""
+    names = [*names]
+    wrong = next((name for name in names if SEPARATOR in name), None)
+    if wrong is not None:
+        raise DataError(f"the label {short_repr(wrong)} contains {SEPARATOR!r}", where=where, hint="rename it")
+    return SEPARATOR.join(names)
+
+
+def csv_rows(path: Path, required: tuple[str, ...]) -> Iterator[Row]:
     """The rows of a table with commas, semicolons or tabs between the columns."""
     line = 1
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             header = file.readline()
             delimiter = max(",;\t", key=header.count)
-            names = [name.strip().lower() for name in next(csv.reader([header], delimiter=delimiter), [])]
-            columns = rename_columns(path, names)
+            names = [name.strip() for name in next(csv.reader([header], delimiter=delimiter), [])]
+            columns = rename_columns(path, names, required)
             reader = csv.reader(file, delimiter=delimiter)
             for values in reader:
                 line = reader.line_num + 1
@@ -156,12 +220,12 @@ def csv_rows(path: Path) -> Iterator[Row]:
         raise DataError(reason, where=path, hint="save it as CSV UTF-8") from error
 
 
-def parquet_rows(path: Path, extra: Container[str] = ()) -> Iterator[Row]:
+def parquet_rows(path: Path, required: tuple[str, ...]) -> Iterator[Row]:
     parquet = require("pyarrow.parquet", "parquet")
     with parquet.ParquetFile(path) as file:
         names = file.schema_arrow.names
-        columns = dict(zip(names, rename_columns(path, names)))
-        used = [name for name, column in columns.items() if column in REQUIRED + OPTIONAL or column in extra]
+        columns = dict(zip(names, rename_columns(path, names, required)))
+        used = [name for name, column in columns.items() if not required or column in required + OPTIONAL]
         batches = file.iter_batches(CHUNK, columns=used, use_threads=False)
         rows = (row for batch in batches for row in batch.to_pylist())
         yield from (
@@ -169,7 +233,7 @@ def parquet_rows(path: Path, extra: Container[str] = ()) -> Iterator[Row]:
         )
 
 
-def jsonl_rows(path: Path) -> Iterator[Row]:
+def jsonl_rows(path: Path, required: tuple[str, ...]) -> Iterator[Row]:
     """One JSON object per line."""
     with open(path, "rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
@@ -178,44 +242,57 @@ def jsonl_rows(path: Path) -> Iterator[Row]:
                 raise DataError(f"the line has more than {MAX_LINE_BYTES >> 20} MB", where=where)
             if line.strip():
                 row = parse_object(line, where, raises=DataError)
-                yield f"line {number}", dict(zip(rename_columns(where, row), row.values()))
+                yield f"line {number}", dict(zip(rename_columns(where, row, required), row.values()))
 
 
-def rename_columns(path: str | Path, columns: Iterable[str]) -> list[str]:
+def rename_columns(path: str | Path, columns: Iterable[str], required: tuple[str, ...]) -> list[str]:
     """The columns of a manifest, with aliases replaced by our names. Raises DataError if a required one is missing."""
-    names = list(columns)
+    usual = {*NO_TARGETS, *(name for names in ALIASES.values() for name in names)}
+    names = [name.lower() if name.lower() in usual else name for name in columns]
     for column, aliases in ALIASES.items():
         alias = next((name for name in aliases if name in names), None)
         if alias is not None and column not in names:
             names[names.index(alias)] = column
-    twice = next((name for name in REQUIRED + OPTIONAL if names.count(name) > 1), None)
+    twice = next((name for name in (*required, *OPTIONAL) if names.count(name) > 1), None)
     if twice:
         raise DataError(f"two columns are called {twice}", where=path)
-    missing = [column for column in REQUIRED if column not in names]
+    missing = [column for column in required if column not in names]
     if missing:
         near = [name for column in missing for name in nearest(column, names, 1)]
         guess = f"did you mean {near[0]!r}? " if near else ""
         reason = f"no column {' and no column '.join(missing)} among {printable(', '.join(names)) or 'none'}"
-        hint = f"{guess}required: {', '.join(REQUIRED)}, optional: {', '.join(OPTIONAL)}"
+        hint = f"{guess}required: {', '.join(required)}, optional: {', '.join(OPTIONAL)}"
         raise DataError(reason, where=path, hint=hint)
     return names
 
 
-def open_coco(files: list[Path], name: str) -> Dataset:
-    """The dataset in a COCO file whose images have one category each; its name states the split.
+class SeveralCategories(DataError):
+    """An image of a COCO file has several categories."""
+
+
+def open_coco(files: list[Path], name: str, target: TargetSpec = AUTO) -> Dataset:
+    """The dataset in a COCO file; its name states the split. If an image has several categories, they are its labels.
 
     Images are looked for beside the file, in `images`, and in the same places one folder above.
     """
     path, folder = files[0], files[0].parent
-    stored = build_index(lambda skipped: coco_entries(path, skipped), files=[path], kind="coco")
+    several = target.kind == "multi"
+    try:
+        stored = build_index(partial(coco_entries, path, several), files=[path], kind=f"coco{' multi' * several}")
+    except SeveralCategories:
+        if target.kind != "auto":
+            raise
+        return open_coco(files, name, TargetSpec("multi"))
     if not stored.splits:
         raise DataError(f"no image with a category ({'; '.join(stored.notes) or 'no images'})", where=path)
     roots = [folder, folder / "images", folder.absolute().parent, folder.absolute().parent / "images"]
     listed = next(iter(stored.sources(name, FolderSource, root=folder).values()))
-    return make_dataset(name, stored.sources(name, FolderSource, root=find_root(listed, roots, path)), stored.notes)
+    sources = stored.sources(name, FolderSource, root=find_root(listed, roots, path))
+    return make_dataset(name, sources, stored.notes, target="multi" if several else "single")
 
 
-def coco_entries(path: Path, skipped: SkippedFiles) -> Iterator[Entry]:
+def coco_entries(path: Path, several: bool, skipped: SkippedFiles) -> Iterator[Entry]:
+    """The images of a COCO file; an image without categories is one without labels if there may be `several`."""
     content = parse_object(read_bytes(path, raises=DataError, most=MAX_COCO_BYTES), path, raises=DataError)
     lists = {key: content.get(key) for key in ("images", "annotations", "categories")}
     for key, items in lists.items():
@@ -237,7 +314,7 @@ def coco_entries(path: Path, skipped: SkippedFiles) -> Iterator[Entry]:
     if len(set(categories.values())) < len(categories):
         twice = Counter(categories.values()).most_common(1)[0][0]
         raise DataError(f"two categories are called {short_repr(twice)}", where=path)
-    labels: dict[str | int, str] = {}
+    labels: dict[str | int, dict[str, None]] = {image: {} for image in images} if several else {}
     for item in lists["annotations"] or ():
         image, category = item.get("image_id"), item.get("category_id")
         if not isinstance(image, str | int) or not isinstance(category, str | int):
@@ -245,15 +322,17 @@ def coco_entries(path: Path, skipped: SkippedFiles) -> Iterator[Entry]:
         if image not in images or category not in categories:
             wrong = f"the image {short_repr(image)}" if image not in images else f"the category {short_repr(category)}"
             raise DataError(f"an annotation is about {wrong}, which is not listed", where=path)
-        if labels.setdefault(image, categories[category]) != categories[category]:
-            reason = f"{printable(images[image])} has several categories, {labels[image]} and {categories[category]}"
-            hint = "classification needs one per image; several labels per image are not supported yet"
-            raise DataError(reason, where=path, hint=hint)
-    for category in sorted(set(categories.values()) - set(labels.values())):
+        known = labels.setdefault(image, {})
+        known[categories[category]] = None
+        if len(known) > 1 and not several:
+            reason = f"{printable(images[image])} has several categories, {' and '.join(known)}"
+            raise SeveralCategories(reason, where=path, hint="use " + argument("target", "multi"))
+    for category in sorted(set(categories.values()).difference(*labels.values())):
         skipped.add("category", "without an image", category)
     for image, file_name in images.items():
         if image in labels:
-            yield Entry(split_of_file(path.name), check_inside(path, file_name), labels[image])
+            label = join_labels(labels[image], str(path)) if several else next(iter(labels[image]))
+            yield Entry(split_of_file(path.name), check_inside(path, file_name), label)
         else:
             skipped.add("image", "without a category", file_name)
 
@@ -262,7 +341,16 @@ IMAGE_COLUMNS = ("image", "img", "jpg", "png")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "cls", "class")
 GROUP_BYTES = 2**28  # memory for the row groups that are mixed at a time
 MAX_LANES = 256
-ImageColumns = tuple[str, str, tuple[str, ...] | None]  # images, labels, and the class names if stated
+
+
+class ImageColumns(NamedTuple):
+    """The columns of a table of images."""
+
+    image: str
+    label: str | None
+    classes: tuple[str, ...] | None  # if stated
+    several: bool = False  # whether a label is a list of classes
+    rest: tuple[str, ...] = ()  # the columns of a table without labels
 
 
 class ParquetSource(IndexedSource):
@@ -384,6 +472,9 @@ class ArrowSource(ParquetSource):
             yield from chunk.to_pylist()
 
 
+SEQUENCES = ("Sequence", "List", "LargeList")  # of Hugging Face `datasets`
+
+
 def contains_images(files: Sequence[Path]) -> bool:
     """Whether Parquet files contain images rather than paths; several files are never a manifest."""
     return len(files) > 1 or image_columns(files[0], ParquetSource) is not None
@@ -400,7 +491,8 @@ def image_columns(path: Path, source: type[ParquetSource]) -> ImageColumns | Non
     features = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"), path, raises=DataError)
     for key in ("info", "features"):
         features = features.get(key, {}) if isinstance(features, dict) else {}
-    features = {name: feature for name, feature in dict(features).items() if isinstance(feature, dict)}
+    inner = {name: list_item(feature) for name, feature in dict(features).items()}
+    features = {name: feature for name, (feature, _) in inner.items() if isinstance(feature, dict)}
     kinds = {name: feature.get("_type") for name, feature in features.items()}
 
     def has_bytes(name: str) -> bool:
@@ -421,17 +513,25 @@ def image_columns(path: Path, source: type[ParquetSource]) -> ImageColumns | Non
     candidates = [name for name in rest if name in LABEL_COLUMNS or kinds.get(name) == "ClassLabel"]
     label = choose(candidates, LABEL_COLUMNS, "ClassLabel")
     if label is None:
-        raise DataError(f"images without labels: no column label among {', '.join(rest) or 'the rest'}", where=path)
-    names = features.get(label, {}).get("names")
-    return image, label, tuple(map(str, names)) if names else None
+        return ImageColumns(image, None, None, rest=tuple(rest))
+    names, several = features.get(label, {}).get("names"), inner.get(label, (None, False))[1]
+    return ImageColumns(image, label, tuple(map(str, names)) if names else None, several)
 
 
-def open_parquet(files: Sequence[Path], name: str) -> Dataset:
+def list_item(feature: Any) -> tuple[Any, bool]:
+    """The feature inside a list of `datasets`, or the feature itself, and whether it is a list."""
+    if isinstance(feature, list) and len(feature) == 1:
+        return feature[0], True
+    is_list = isinstance(feature, dict) and feature.get("_type") in SEQUENCES
+    return (feature.get("feature") if is_list else feature), is_list
+
+
+def open_parquet(files: Sequence[Path], name: str, target: TargetSpec = AUTO) -> Dataset:
     """The dataset in Parquet files of images as the `datasets` library writes them; file names state the splits."""
     by_split: dict[str, list[Path]] = {}
     for path in sorted(files, key=lambda path: natural_key(str(path))):
         by_split.setdefault(split_of_file(str(path)), []).append(path)
-    return open_image_tables(by_split, name, ParquetSource)
+    return open_image_tables(by_split, name, ParquetSource, target)
 
 
 STATE, SPLITS_FILE = "state.json", "dataset_dict.json"  # files of `save_to_disk`
@@ -443,7 +543,7 @@ def find_saved(folder: Path) -> list[Path]:
     return [folder] if is_saved else []
 
 
-def open_saved(folders: Sequence[Path], name: str) -> Dataset:
+def open_saved(folders: Sequence[Path], name: str, target: TargetSpec = AUTO) -> Dataset:
     """The dataset in a folder that `save_to_disk` of the `datasets` library wrote."""
     root, parts = folders[0], {"train": folders[0]}
     if (root / SPLITS_FILE).is_file():
@@ -458,38 +558,59 @@ def open_saved(folders: Sequence[Path], name: str) -> Dataset:
         if not names:
             raise DataError("no list of data files", where=folder / STATE)
         by_split[split] = [folder / check_inside(folder / STATE, file) for file in names]
-    return open_image_tables(by_split, name, ArrowSource)
+    return open_image_tables(by_split, name, ArrowSource, target)
 
 
-def open_image_tables(by_split: Mapping[str, Sequence[Path]], name: str, source: type[ParquetSource]) -> Dataset:
-    """The dataset in tables with a column of images and one of labels."""
+def open_image_tables(
+    by_split: Mapping[str, Sequence[Path]], name: str, source: type[ParquetSource], target: TargetSpec
+) -> Dataset:
+    """The dataset in tables with a column of images and one of labels, or columns of numbers or of 0 and 1."""
     files = [path for part in by_split.values() for path in part]
     columns = image_columns(files[0], source)
     if columns is None:
         raise DataError("no column of images", where=name, hint="to open a manifest, pass the file itself")
-    image, label_column, classes = columns
+    if columns.label is None and not target.columns:
+        rest = ", ".join(columns.rest) or "the rest"
+        raise DataError(f"images without labels: no column label among {rest}", where=files[0])
+    wanted = target.columns or (columns.label or "",)
+    several = columns.several and not target.columns
+    stated = "multi" if several else "single" if target.kind == "auto" else target.kind
+
+    def label_text(values: tuple[Any, ...], key: str) -> str:
+        """The label of a row; empty if it is unknown."""
+        if several and isinstance(values[0], list):
+            names = (columns.classes[i] if columns.classes and isinstance(i, int) else str(i) for i in values[0])
+            return join_labels(names, key)
+        if not target.columns and values[0] == -1 and stated == "single":  # `datasets` writes -1 for withheld labels
+            return ""
+        return ",".join(map(cell_text, values)).rstrip("," if not any(map(cell_text, values)) else "")
 
     def labeled_rows(skipped: SkippedFiles) -> Iterator[Entry]:
         """The rows with a label; rows are counted over all files of a split."""
         for split, part in by_split.items():
             row = 0
             for path in part:
-                if label_column not in source.schema(path).names:
-                    raise DataError(f"no column {label_column}, unlike {files[0].name}", where=path)
-                for position, label in enumerate(source.values(path, label_column)):
+                missing = [column for column in wanted if column not in source.schema(path).names]
+                if missing:
+                    raise DataError(f"no column {missing[0]}, unlike {files[0].name}", where=path)
+                for position, values in enumerate(zip(*(source.values(path, column) for column in wanted))):
                     key = f"{path.name} #{position}"
-                    if label is None or label == -1:  # `datasets` writes -1 for withheld labels
-                        skipped.add("row", "without a label", key)
+                    label = label_text(values, key)
+                    if label or (several and values[0] is not None):
+                        yield Entry(split, key, label, numbers=(row,))
                     else:
-                        yield Entry(split, key, str(label), numbers=(row,))
+                        skipped.add("row", "without a label", key)
                     row += 1
 
     kind = "parquet" if source is ParquetSource else "arrow"
-    stored = build_index(labeled_rows, files=files, kind=kind, numbers=("row",), classes=classes)
+    if stated != "single":
+        kind += f" {stated} {wanted}"
+    known = columns.classes if stated in ("single", "ordinal") else None
+    stored = build_index(labeled_rows, files=files, kind=kind, numbers=("row",), classes=known)
     if not stored.splits:
         raise DataError(f"no labeled images ({'; '.join(stored.notes) or 'no rows'})", where=name)
     sources = {
-        split: source(f"{name} ({split})", stored.classes, index, files=by_split[split], image=image)
+        split: source(f"{name} ({split})", stored.classes, index, files=by_split[split], image=columns.image)
         for split, index in stored.splits.items()
     }
-    return make_dataset(name, sources, stored.notes)
+    return make_dataset(name, sources, stored.notes, target=stated, columns=target.columns or None)

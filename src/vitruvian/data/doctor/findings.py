@@ -88,7 +88,7 @@ def image_ref(scan: Scan, row: int) -> ImageRef:
     """The position of the image in this row of a scan."""
     split, index = list(scan.splits)[scan.records["split"][row]], int(scan.records["index"][row])
     source = scan.splits[split]
-    return ImageRef(split, index, source.key(index), source.classes[int(scan.records["label"][row])])
+    return ImageRef(split, index, source.key(index), source.label_text(index))
 
 
 HEADINGS: dict[Level, str] = {"problem": "PROBLEMS", "warning": "WARNINGS", "ok": "PASSED", "unchecked": "NOT CHECKED"}
