@@ -543,6 +543,10 @@ class ModelMeta(Settings):
     threshold: float = 0.0
     """Images with a lower score are rejected: they show none of the classes."""
     threshold_on: ThresholdOn = "probability"
+    coverage: Annotated[float, Range(0.0, 1.0)] = 0.0
+    """The promise of conformal prediction sets: an image's set contains its class with this probability. 0: no sets."""
+    set_threshold: Annotated[float, Range(0.0, 1.0)] = 0.0
+    """Classes of at least this probability are in an image's set."""
     cascade: CascadeConfig | None = None
     """A cheaper first pass. `Classifier` runs it; calling the model does not."""
     source: str = ""

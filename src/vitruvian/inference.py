@@ -101,13 +101,16 @@ class ImageResult:
     error: str = ""
     rejected: bool = False
     """The score is below the model's threshold: the image shows none of its classes."""
+    prediction_set: tuple[str, ...] | None = None
+    """The conformal prediction set, which may be empty; None if the model has none (`ModelMeta.coverage`)."""
 
     def to_json(self) -> dict[str, object]:
         """The path with either the predictions or the error, as a JSON object."""
         if self.error:
             return {"path": self.path, "error": self.error}
-        rejected = {"rejected": True} if self.rejected else {}
-        return {"path": self.path, **rejected, "predictions": [prediction.to_json() for prediction in self.predictions]}
+        more: dict[str, object] = {"rejected": True} if self.rejected else {}
+        more |= {} if self.prediction_set is None else {"prediction_set": list(self.prediction_set)}
+        return {"path": self.path, **more, "predictions": [prediction.to_json() for prediction in self.predictions]}
 
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
@@ -489,14 +492,14 @@ class Classifier(Encoder):
 
     def _results(self, batch: Outputs[str], top: int) -> Iterator[ImageResult]:
         logits = batch.values
-        readable = zip(self.rank(logits, top), self.rejects(logits)) if len(logits) else iter(())
+        ranked = zip(self.rank(logits, top), self.rejects(logits), self.sets(logits)) if len(logits) else iter(())
         for path, error in batch.images:
             if error is not None:
                 yield ImageResult(path, error=str(error))
                 continue
-            predictions, rejected = next(readable)
+            predictions, rejected, prediction_set = next(ranked)
             if predictions:
-                yield ImageResult(path, predictions, rejected=rejected)
+                yield ImageResult(path, predictions, rejected=rejected, prediction_set=prediction_set)
             else:
                 yield ImageResult(path, error=f"{printable(path)}: {NOT_FINITE}")
 
@@ -538,6 +541,15 @@ class Classifier(Encoder):
         else:
             score = probabilities_of(self.model, logits).amax(dim=-1)
         return (score < self.model.meta.threshold).tolist()
+
+    def sets(self, logits: Tensor) -> Sequence[tuple[str, ...] | None]:
+        """The conformal prediction set of each image with these logits (B, K), most probable first."""
+        meta = self.model.meta
+        if not meta.coverage:
+            return [None] * len(logits)
+        values, order = probabilities_of(self.model, logits).sort(dim=-1, descending=True, stable=True)
+        sizes = (values >= meta.set_threshold).sum(dim=-1).tolist()
+        return [tuple(self.labels[i] for i in row[:size]) for row, size in zip(order.tolist(), sizes)]
 
     def rank(self, logits: Tensor, top: int) -> list[tuple[Prediction, ...]]:
         """The `top` predictions for each row, ties in the order of classes; empty if a logit is not finite."""

@@ -71,7 +71,7 @@ OPTIONS = {
     "probe": "--model -m --vectors --only --shots --neighbors --group-by --json --out "
     "--batch-size --num-heads --image-size --device",
     "evaluate": "--model -m --split --real --wordnet-ids --mappings --calibrated --template --flip --seed --json "
-    "--out --batch-size --num-heads --image-size --device --engine --tome-r",
+    "--by --coverage --out --batch-size --num-heads --image-size --device --engine --tome-r",
     "explain": "--model -m --out --map --class --top --layer --head --patch --deletion --figures --reconstruct --count "
     "--json --num-heads --image-size --device --engine --tome-r",
     "study table2": "--models --tasks --out --set --json --quick --recipe --seeds --data-root",

@@ -53,6 +53,9 @@ def make_images(root: Path) -> None:
     cats_and_dogs = ("cat", "dog")
     make_photos(root / "photos", cats_and_dogs, {"train": 12, "test": 4})
     make_photos(root / "PHOTOS", cats_and_dogs, {".": 33})  # 32 are needed to measure a loss, and as many to fit
+    listed = sorted(path.relative_to(root) for path in (root / "photos").rglob("*.jpg"))
+    rows = [f"{path},{path.parts[2]},{path.parts[1]},camera {int(path.stem) % 3}" for path in listed]
+    (root / "photos.csv").write_text("\n".join(["path,label,split,camera", *rows]))
     (root / "OTHERS").symlink_to("PHOTOS")
     for name in ("DATA", "SRC", "TEST", "IMAGES", "SHARDS", "new", "bucket/shards", "bucket/jft"):
         (root / name).parent.mkdir(exist_ok=True)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from vitruvian.evaluation.calibration import bin_numbers, calibration, fit_temperature, reliability
+from vitruvian.evaluation.calibration import bin_numbers, fit_temperature, fitting, reliability
+from vitruvian.evaluation.calibration import calibration as calibration_of
 from vitruvian.evaluation.label_spaces import DatasetLogits
 
 
@@ -24,6 +25,10 @@ def outputs(logits, labels, score_function="softmax"):
         left_out=0,
         score_function=score_function,
     )
+
+
+def calibration(found, temperature, dev, *, seed):
+    return calibration_of(found, temperature, fitting(found, dev, seed=seed))
 
 
 def honest(count, classes=5, seed=0):

@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 SHOWN_UNREADABLE = 5  # files to list on the terminal; a report lists more
 WORDNET_IDS = option("FILE", "WordNet ids of the model's outputs, one per line (for 21k models).")
 MAPPINGS = option("FOLDER", "ObjectNet's mappings [default: those beside its images].")
-CALIBRATED = option("FOLDER", "Save the model with the fitted temperature, which vit predict applies.")
+CALIBRATED = option("FOLDER", "Save the model with everything fitted (temperature, sets), which vit predict applies.")
+BY = option("COLUMN", "Accuracy per value of this column of the manifest, or of a regular expression on the path.")
+COVERAGE = option("SHARE", "Fit prediction sets that contain the label this often, such as 0.95.")
+SHOWN_SLICES = 20
 SHOTS = option("N,N,...", "Images per class of the few-shot probe [default: 1,5,10,25].")
 
 
@@ -49,6 +52,8 @@ def evaluate(
     real: Annotated[Path | None, option("FILE", "ImageNet-ReaL labels: real.json.")] = None,
     wordnet_ids: Annotated[Path | None, WORDNET_IDS] = None,
     mappings: Annotated[Path | None, MAPPINGS] = None,
+    by: Annotated[str | None, BY] = None,
+    coverage: Annotated[float | None, COVERAGE] = None,
     calibrated: Annotated[Path | None, CALIBRATED] = None,
     template: Template = None,
     flip: Annotated[bool, flag("--flip", "Average the outputs for an image and its mirror image.")] = False,
@@ -70,7 +75,8 @@ def evaluate(
 
     labels: Any = {"real": real, "wordnet_ids": wordnet_ids, "mappings": mappings, "template": template}
     run: Any = {"flip": flip, "seed": seed, "batch_size": batch_size, "track": partial(track, label="images")}
-    evaluation = run_evaluation(data, Encoder(model, **vars(options)), split=split, **labels, **run)
+    more: Any = {"by": by or "", "coverage": coverage}
+    evaluation = run_evaluation(data, Encoder(model, **vars(options)), split=split, **labels, **more, **run)
     print(json.dumps(evaluation.to_json()) if as_json else evaluation_table(evaluation))
     for key, reason in evaluation.unreadable[:SHOWN_UNREADABLE]:
         print_status(f"not read: {key}: {reason}")
@@ -82,14 +88,14 @@ def evaluate(
     if out is not None:
         print_status(f"wrote {write_evaluation(evaluation, out)}")
     if calibrated is not None:
-        save_calibrated(evaluation, calibrated)
+        print_notes(save_calibrated(evaluation, calibrated))
         print_status(f"wrote the calibrated model to {calibrated}")
 
 
 def evaluation_table(evaluation: Evaluation) -> str:
     """The measures with their intervals, under a line that says what they were measured on."""
     from vitruvian.evaluation.metrics import LEVEL
-    from vitruvian.evaluation.report import NAMES, evaluation_summary, interval_numbers
+    from vitruvian.evaluation.report import NAMES, describe_sets, describe_worst, evaluation_summary, interval_numbers
 
     rows = []
     for name, value in interval_numbers(evaluation).items():
@@ -111,6 +117,17 @@ def evaluation_table(evaluation: Evaluation) -> str:
         )
     elif calibration.obstacle:
         lines.append(f"no temperature fitted: {calibration.obstacle}")
+    if evaluation.sets is not None:
+        lines.append(describe_sets(evaluation.sets))
+    if evaluation.slices:
+        shown = evaluation.slices[:SHOWN_SLICES]
+        numbers = [
+            (s.name, f"{s.count:,}", f"{s.top1:.2f}", f"{s.interval[0]:.2f} to {s.interval[1]:.2f}") for s in shown
+        ]
+        lines.append("\n" + table((evaluation.by, ">images", ">top-1 %", f"{LEVEL:g}% interval"), numbers))
+        if len(shown) < len(evaluation.slices):
+            lines.append(f"the worst {len(shown)} of {len(evaluation.slices):,}; --json has all")
+        lines.append(describe_worst(evaluation))
     return "\n".join(lines)
 
 

@@ -117,6 +117,8 @@ def predict(
                 copy_into(sort_into / folder_name(label), Path(result.path))
             if write is not None:
                 row = {"path": None, "rejected": None, "predictions": None, "error": None} | result.to_json()
+                if classifier.model.meta.coverage:
+                    row["prediction_set"] = "; ".join(result.prediction_set or ())
                 write([row | {"rejected": result.rejected}])
                 if not result.error:
                     continue
@@ -141,6 +143,10 @@ def print_result(result: ImageResult, as_json: bool) -> None:
         width = max(map(len, names))
         rows = [f"  {label:<{width}}  {p.probability:7.2%}" for label, p in zip(names, result.predictions)]
         rejected = ["  rejected (none of the classes); the nearest:"] if result.rejected else []
+        if result.prediction_set is not None:
+            rows.append(
+                f"  set: {', '.join(map(printable, result.prediction_set)) or 'empty, no class is certain enough'}"
+            )
         print("\n".join([printable(result.path), *rejected, *rows]), flush=True)
 
 

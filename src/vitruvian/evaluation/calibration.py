@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -57,6 +58,11 @@ class Calibration:
     obstacle: str = ""  # why no temperature was fitted
     before: Reliability | None = None
     after: Reliability | None = None  # both over the images that the temperature was not fitted on
+
+    @property
+    def helps(self) -> bool:
+        """Whether a temperature was fitted that lowers the cross-entropy of other images."""
+        return self.before is not None and self.after is not None and self.after.loss < self.before.loss
 
 
 def probabilities(logits: Tensor, score_function: ScoreFunction) -> Tensor:  # (n, K) -> (n, K)
@@ -143,17 +149,30 @@ def fit_temperature(outputs: DatasetLogits, rows: Rows) -> float:
     return float(np.exp(-(low + high) / 2))
 
 
-def calibration(outputs: DatasetLogits, temperature: float, dev: DatasetLogits | None, *, seed: int) -> Calibration:
-    """Calibration at the model's temperature, and at one fitted on the split `val`, or on a part of the images."""
-    now = reliability(outputs, temperature)
+class Fitting(NamedTuple):
+    """What numbers besides the weights are fitted on, and what their effect is measured on."""
+
+    dev: DatasetLogits
+    fit_rows: Rows  # of `dev`
+    rest: Rows  # of the evaluated images, those that nothing is fitted on
+    dev_name: str
+
+
+def fitting(outputs: DatasetLogits, dev: DatasetLogits | None, *, seed: int) -> Fitting:
+    """Fit on at most MOST images: of the split `val` if `dev` has its logits, else of a random half of the images."""
     shuffled = np.random.default_rng(seed).permutation(len(outputs if dev is None else dev))
-    if dev is None:
-        fit_rows = np.sort(shuffled[: round(FIT_FRACTION * len(outputs))][:MOST])
-        rest = np.setdiff1d(np.arange(len(outputs)), fit_rows)
-        dev, dev_name = outputs, f"a random part of {len(fit_rows):,} of the {len(outputs):,} images"
-    else:
-        fit_rows, rest = np.sort(shuffled[:MOST]), np.arange(len(outputs))
-        dev_name = f"{len(fit_rows):,} images of the split 'val'"
+    if dev is not None:
+        fit_rows = np.sort(shuffled[:MOST])
+        return Fitting(dev, fit_rows, np.arange(len(outputs)), f"{len(fit_rows):,} images of the split 'val'")
+    fit_rows = np.sort(shuffled[: round(FIT_FRACTION * len(outputs))][:MOST])
+    rest = np.setdiff1d(np.arange(len(outputs)), fit_rows)
+    return Fitting(outputs, fit_rows, rest, f"a random part of {len(fit_rows):,} of the {len(outputs):,} images")
+
+
+def calibration(outputs: DatasetLogits, temperature: float, fit: Fitting) -> Calibration:
+    """Calibration at the model's temperature, and at one fitted on other images than it is measured on."""
+    now = reliability(outputs, temperature)
+    dev, fit_rows, rest, dev_name = fit
     if len(fit_rows) < FEWEST:
         return Calibration(now=now, obstacle=f"{len(fit_rows)} images are too few, at least {FEWEST} are needed")
     fitted = fit_temperature(dev, fit_rows)

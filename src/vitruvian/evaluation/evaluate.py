@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,22 @@ from numpy.typing import NDArray
 from vitruvian.config import DEFAULT_BATCH_SIZE, Preprocess
 from vitruvian.data.decode import Unreadable
 from vitruvian.data.formats import open_dataset
+from vitruvian.data.groups import values_by
 from vitruvian.data.sources import Source
 from vitruvian.data.transform import Transform
 from vitruvian.errors import ConfigError, DataError, argument
 from vitruvian.evaluation import label_spaces, metrics
-from vitruvian.evaluation.calibration import Calibration, bin_numbers, calibration, calibration_error, confidences
+from vitruvian.evaluation.calibration import (
+    Calibration,
+    bin_numbers,
+    calibration,
+    calibration_error,
+    confidences,
+    fitting,
+)
+from vitruvian.evaluation.conformal import ConformalSets, check_coverage, fit_sets
 from vitruvian.evaluation.label_spaces import DatasetLogits, LabelSpace
+from vitruvian.evaluation.slices import Slice, slice_accuracies
 from vitruvian.inference import Classifier, Encoder
 from vitruvian.model.build import Model
 from vitruvian.progress import Track, no_tracking
@@ -50,6 +60,10 @@ class Evaluation:
     real_count: int  # number of images with a ReaL label
     intervals: dict[str, tuple[float, float]]  # 95% intervals by the names in `to_json`
     calibration: Calibration
+    outputs: DatasetLogits = field(repr=False)  # the logits of each image
+    by: str  # the column of the slices
+    slices: tuple[Slice, ...]  # the accuracy in each part of the images, the worst first
+    sets: ConformalSets | None
     unreadable: list[Unreadable]
     left_out: int  # number of images of classes that the model does not have
     notes: tuple[str, ...]  # remarks on the dataset, and whether the model was trained on these images
@@ -95,6 +109,9 @@ class Evaluation:
             "intervals": {name: list(ends) for name, ends in self.intervals.items()},
             "interval_percent": metrics.LEVEL,
             "calibration": asdict(self.calibration),
+            "by": self.by,
+            "slices": [asdict(part) for part in self.slices],
+            "sets": None if self.sets is None else asdict(self.sets),
             "label_space": {"matched_by": space.about, "outputs": space.total, "competing": space.competing},
             "unreadable": dict(self.unreadable),
             "left_out": self.left_out,
@@ -115,6 +132,8 @@ def evaluate(
     real: str | Path | None = None,
     wordnet_ids: str | Path | None = None,
     mappings: str | Path | None = None,
+    by: str = "",
+    coverage: float | None = None,
     seed: int = 0,
     batch_size: int = DEFAULT_BATCH_SIZE,
     track: Track = no_tracking,
@@ -132,6 +151,8 @@ def evaluate(
         real: A file of ReaL labels. The files of a known task are found without this.
         wordnet_ids: A file with the WordNet id of each output.
         mappings: ObjectNet's directory of mappings.
+        by: Also measure slices: a column of the manifest, or a regular expression on the path.
+        coverage: Also fit conformal prediction sets that contain the label with this probability, such as 0.95.
         seed: Random seed for the bootstrap and the choice of calibration images.
         batch_size: Number of images per batch.
         track: Wraps the iterator over images to show progress.
@@ -141,11 +162,14 @@ def evaluate(
         VitruvianError: The model cannot be loaded, or produced NaN or infinite outputs.
     """
     validate("seed", Seed, seed)
+    if coverage is not None:
+        check_coverage(coverage)
     opened = open_dataset(data)
     path = fspath(data) if isinstance(data, str | PathLike) else ""
     classifier = classifier_of(model, opened.classes, template, flip=flip).with_task_preprocess(data, preprocess)
     name = default_split(opened.splits) if split is None else next(iter(opened.only(split).splits))
     source, meta, total = opened.splits[name], classifier.model.meta, classifier.model.config.num_classes
+    values = values_by(source, by) if by else []  # before the model runs
     if mappings is None:
         mappings = extra_file(path, "mappings") or label_spaces.mappings_beside(path)
     space = label_spaces.label_space(
@@ -177,7 +201,13 @@ def evaluate(
     for rows, logits in outputs.pieces():
         truth, indices = torch.from_numpy(outputs.labels[rows]), torch.from_numpy(outputs.indices[rows])
         tally.add(logits / meta.temperature, truth, indices)
-    measures = tally.measures()
+    measures, fit = tally.measures(), fitting(outputs, dev, seed=seed)
+    calibrated = calibration(outputs, meta.temperature, fit)
+    sets = None
+    if coverage is not None:
+        t = calibrated.temperature if calibrated.helps and calibrated.temperature else meta.temperature
+        sets = fit_sets(fit.dev, fit.fit_rows, fit.dev_name, outputs, fit.rest, coverage=coverage, t=t)
+    right = outputs.logits.argmax(axis=1) == outputs.labels
     return Evaluation(
         data=opened.name,
         model=classifier.name,
@@ -190,7 +220,11 @@ def evaluate(
         real=None if right_by_real is None else 100.0 * float(right_by_real.mean()),
         real_count=0 if right_by_real is None else len(right_by_real),
         intervals=intervals(measures, outputs, right_by_real, meta.temperature, seed=seed),
-        calibration=calibration(outputs, meta.temperature, dev, seed=seed),
+        calibration=calibrated,
+        outputs=outputs,
+        by=by,
+        slices=slice_accuracies([values[i] for i in outputs.indices.tolist()], right, by) if by else (),
+        sets=sets,
         unreadable=outputs.unreadable,
         left_out=outputs.left_out,
         notes=tuple(notes),
@@ -244,27 +278,36 @@ def intervals(
     return ends if real is None else ends | {"real": metrics.accuracy_interval(real)}
 
 
-def save_calibrated(evaluation: Evaluation, folder: Path) -> None:
-    """Save the model with its own preprocessing and the fitted temperature, which every later prediction uses.
+def save_calibrated(evaluation: Evaluation, folder: Path) -> list[str]:
+    """Save the model with everything fitted here: temperature and conformal sets, which every later prediction uses.
+
+    Returns:
+        Notes on what was not saved.
 
     Raises:
-        DataError: No temperature was fitted, or it cannot be used.
+        DataError: Nothing was fitted, or it cannot be used.
     """
     fitted, model, space = evaluation.calibration, evaluation.classifier.torch_model, evaluation.space
-    obstacle, hint = "", ""
+    changes, obstacle, hint = dict[str, float](), "", ""
     if fitted.temperature is None or fitted.before is None or fitted.after is None:
         obstacle = f"no temperature fitted: {fitted.obstacle}"
-    elif fitted.after.loss >= fitted.before.loss:
+    elif not fitted.helps:
         losses = f"cross-entropy {fitted.before.loss:.4f} becomes {fitted.after.loss:.4f}"
         obstacle = f"temperature {fitted.temperature:.3f} does not help: {losses} on images that it was not fitted on"
-    elif evaluation.restricted:
+    else:
+        changes["temperature"] = fitted.temperature
+    notes = [obstacle] if obstacle else []
+    if evaluation.sets is not None:
+        changes |= {"coverage": evaluation.sets.promised / 100, "set_threshold": evaluation.sets.threshold}
+    if changes and evaluation.restricted:
         obstacle = f"the temperature was fitted with {space.competing} of the model's {space.total} outputs"
         hint = "evaluate on all its classes"
-    if obstacle:
+    if not changes or hint:
         raise DataError(f"not written, {obstacle}", where=folder, hint=hint)
     meta = model.meta
     try:
-        model.meta = meta.replace(temperature=fitted.temperature)
+        model.meta = meta.replace(**changes)
         save(model, folder)
     finally:
         model.meta = meta
+    return notes

@@ -13,6 +13,7 @@ from PIL import Image, ImageColor
 from vitruvian.data.doctor.doctor_report import thumbnail_of
 from vitruvian.data.sources import Source
 from vitruvian.evaluation.calibration import BINS
+from vitruvian.evaluation.conformal import ConformalSets
 from vitruvian.evaluation.evaluate import Evaluation
 from vitruvian.evaluation.metrics import LEVEL, MEASURE_NAMES, Counts, Interval, Measures
 from vitruvian.evaluation.probe import ProbeReport
@@ -20,6 +21,7 @@ from vitruvian.evaluation.probe_classifiers import SEEDS
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.color import COLORS
 from vitruvian.report.html import embed_image, percent_bar, render, short_name, write_report
+from vitruvian.text import printable
 
 NAMES = MEASURE_NAMES | {
     "real": "ReaL accuracy",
@@ -62,6 +64,12 @@ def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
         calibration=[(name, s.temperature, s.error, s.loss) for name, s in stages if s is not None],
         no_temperature=calibration.obstacle if calibration.temperature is None else "",
         fitted_on=calibration.fitted_on,
+        sets="" if evaluation.sets is None else describe_sets(evaluation.sets),
+        by=evaluation.by,
+        slices=[
+            (s.name, s.count, percent_bar(s.top1), "{:.2f} to {:.2f}".format(*s.interval)) for s in evaluation.slices
+        ],
+        worst=describe_worst(evaluation) if evaluation.slices else "",
         measures=measure_sections(evaluation.measures, evaluation.space.classes, evaluation.source),
         notes=evaluation.notes,
     )
@@ -76,6 +84,24 @@ def evaluation_summary(evaluation: Evaluation) -> str:
     if evaluation.restricted:
         line += f"; restricted to {space.competing:,} of the model's {space.total:,} outputs"
     return line + ("; averaged with the mirrored image" if evaluation.classifier.flip else "")
+
+
+def describe_sets(sets: ConformalSets) -> str:
+    """Promise, coverage and size of prediction sets in one line."""
+    low, high = sets.interval
+    return (
+        f"prediction sets for {sets.promised:g}%, fitted on {sets.fitted_on}: {sets.coverage:.2f}% "
+        f"({low:.2f} to {high:.2f}) of {sets.count:,} others contain the label, {sets.mean_size:.2f} classes on "
+        f"average, {sets.single:.1f}% have one and {sets.empty:.1f}% none"
+    )
+
+
+def describe_worst(evaluation: Evaluation) -> str:
+    """The worst slice compared with all images, in one line."""
+    worst, total = evaluation.slices[0], evaluation.measures.top1
+    certain = "" if worst.interval[1] < total else ", which may be chance: its interval contains that"
+    where = f"{evaluation.by} {printable(worst.name) or '(empty)'}"
+    return f"worst: {where}, {worst.top1:.2f}% of {worst.count:,} images; all images {total:.2f}%{certain}"
 
 
 def interval_numbers(evaluation: Evaluation) -> dict[str, float]:

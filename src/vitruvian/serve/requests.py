@@ -110,6 +110,9 @@ class PredictResult(BaseModel):
     name: str
     predictions: list[RankedClass] | None = None
     rejected: Annotated[bool, Field(description="The image shows none of the model's classes.")] = False
+    prediction_set: Annotated[list[str] | None, Field(description="The conformal set of labels, if the model has.")] = (
+        None
+    )
     error: str | None = None
 
 

@@ -233,8 +233,9 @@ class Service:
             ranked = classifier.rank(logits[None], options.top)[0]
             if not ranked:
                 return {"error": NOT_FINITE}
-            rejected = classifier.rejects(logits[None])[0]
-            return {"predictions": [prediction.to_json() for prediction in ranked], "rejected": rejected}
+            rejected, classes = classifier.rejects(logits[None])[0], classifier.sets(logits[None])[0]
+            more = {} if classes is None else {"prediction_set": classes}
+            return {"predictions": [prediction.to_json() for prediction in ranked], "rejected": rejected, **more}
 
         if options.template is not None and not options.labels:
             raise ImageError("template needs labels")

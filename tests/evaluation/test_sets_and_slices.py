@@ -1,0 +1,133 @@
+"""Conformal sets that keep their promise, in files and predictions; slices with the worst one named."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import typer
+from colors import COLORS, make_colors, tiny_model
+from test_calibration import honest, outputs
+from typer.testing import CliRunner
+
+from vitruvian.cli.evaluate import evaluate as command
+from vitruvian.data.formats import open_dataset
+from vitruvian.errors import ConfigError, DataError
+from vitruvian.evaluation.calibration import fitting
+from vitruvian.evaluation.conformal import fit_sets
+from vitruvian.evaluation.evaluate import evaluate, save_calibrated
+from vitruvian.evaluation.metrics import wilson
+from vitruvian.evaluation.probe_classifiers import fit_linear
+from vitruvian.evaluation.report import write_evaluation
+from vitruvian.inference import Classifier
+from vitruvian.weights.load import load
+from vitruvian.weights.save import save
+
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command()(command)
+
+
+def sets_of(whole, seed, coverage, temperature=1.0):
+    fit = fitting(whole, None, seed=seed)
+    return fit_sets(fit.dev, fit.fit_rows, fit.dev_name, whole, fit.rest, coverage=coverage, t=temperature)
+
+
+@pytest.mark.parametrize("coverage", [0.8, 0.95])
+@pytest.mark.parametrize("scale", [1.0, 5.0])  # also a model that is far too confident
+def test_sets_contain_the_label_as_often_as_promised(coverage, scale):
+    logits, labels = honest(1000)
+    found = [sets_of(outputs(scale * logits, labels), seed, coverage).coverage for seed in range(60)]
+    assert np.mean(found) == pytest.approx(100 * coverage, abs=1.0)  # the noise of 60 halves is about 0.3 points
+
+
+def test_sets_contain_the_label_as_often_as_promised_on_handwritten_digits():
+    data = open_dataset("digits")
+    pixels = {n: np.stack([s.read(i) for i in range(len(s))]).reshape(len(s), -1) for n, s in data.splits.items()}
+    train, test = (np.asarray(data.splits[name].labels(), np.int64) for name in ("train", "test"))
+    head = fit_linear(pixels["train"][:300].astype(np.float32), train[:300], classes=10, l2=0.01)
+    whole = outputs(head.logits(pixels["test"].astype(np.float32)).numpy(), test)
+    for promise in (0.8, 0.9, 0.95):
+        found = [sets_of(whole, seed, promise) for seed in range(40)]
+        assert np.mean([sets.coverage for sets in found]) == pytest.approx(100 * promise, abs=1.5)
+        assert found[0].mean_size < 2.5
+
+
+def test_a_threshold_worked_out_by_hand():
+    logits = np.log([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7], [0.2, 0.8]])
+    whole = outputs(logits, [0, 0, 0, 1])  # the labels have 0.9, 0.6, 0.3, 0.8
+    rows = np.arange(4)
+    found = fit_sets(whole, rows, "", whole, rows, coverage=0.6, t=1.0)  # floor(0.4 * 5) = the second smallest
+    assert found.threshold == pytest.approx(0.6)
+    assert (found.coverage, found.mean_size, found.single) == (75.0, 1.0, 100.0)
+    with pytest.raises(ConfigError, match=r"coverage=0.95 needs at least 19 images to fit on, there are 4"):
+        fit_sets(whole, rows, "", whole, rows, coverage=0.95, t=1.0)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    return make_colors(tmp_path / "photos", {"train": 2, "test": 30}, noise=60.0)
+
+
+def color_model():
+    model = tiny_model()
+    model.meta = model.meta.replace(labels=tuple(COLORS))
+    return model
+
+
+def test_a_model_is_saved_with_its_sets_and_predicts_them(tmp_path, photos):
+    found = evaluate(photos, color_model(), coverage=0.8)
+    assert found.sets.promised == 80.0
+    save_calibrated(found, tmp_path / "model")
+    meta = load(tmp_path / "model").meta
+    assert (meta.coverage, meta.set_threshold) == (0.8, pytest.approx(found.sets.threshold))
+    classifier, source = Classifier(tmp_path / "model"), open_dataset(photos).splits["test"]
+    results = list(classifier.stream([source.read(i) for i in range(90)], top=3))
+    covered = [source.classes[source.label(i)] in result.prediction_set for i, result in enumerate(results)]
+    assert 100 * np.mean(covered) == pytest.approx(80, abs=15)  # 45 images were fitted on, 45 not
+    for result in results:
+        assert set(result.prediction_set) == {
+            p.label for p in result.predictions if p.probability >= meta.set_threshold
+        }
+    assert results[0].to_json()["prediction_set"] == list(results[0].prediction_set)
+    assert color_model().meta.replace(coverage=0.9).for_new_head().coverage == 0
+    with pytest.raises(ConfigError, match=r"coverage=1.5 is not between 0.5 and 1"):
+        evaluate(photos, color_model(), coverage=1.5)
+
+
+def make_manifest(photos):
+    """The test images by two cameras, one of which makes only blue ones."""
+    source = open_dataset(photos).splits["test"]
+    with open(photos / "list.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["path", "label", "split", "camera"])
+        for index in range(len(source)):
+            label = source.classes[source.label(index)]
+            writer.writerow([source.key(index), label, "test", "old" if label == "blue" else "new"])
+    return photos / "list.csv"
+
+
+def test_accuracy_is_measured_in_slices_and_the_worst_is_named(tmp_path, photos):
+    manifest = make_manifest(photos)
+    found = evaluate(manifest, color_model(), by="camera")
+    accuracy = found.measures.class_accuracy  # of blue, green, red
+    expected = {"old": accuracy[0], "new": (accuracy[1] + accuracy[2]) / 2}
+    assert {part.name: part.top1 for part in found.slices} == pytest.approx(expected)
+    assert [part.top1 for part in found.slices] == pytest.approx(sorted(expected.values()))
+    worst = found.slices[0]
+    assert worst.interval == pytest.approx(wilson(worst.top1 / 100 * worst.count, worst.count))
+    by_path = evaluate(photos, color_model(), by=r"/(\w+)/")
+    assert {part.name: part.top1 for part in by_path.slices} == pytest.approx(dict(zip(found.space.classes, accuracy)))
+    page = write_evaluation(found, tmp_path / "report").read_text()
+    assert "Slices by camera" in page
+    assert json.loads(json.dumps(found.to_json()))["slices"][0]["name"] == worst.name
+    with pytest.raises(DataError, match=r"by='split': all 90 images have the value 'test'"):
+        evaluate(manifest, color_model(), by="split")
+
+
+def test_the_command_prints_slices_and_sets(tmp_path, photos):
+    save(color_model(), tmp_path / "model")
+    words = [make_manifest(photos), "--model", tmp_path / "model", "--by", "camera", "--coverage", "0.9"]
+    ran = CliRunner().invoke(app, [str(word) for word in words])
+    assert ran.exit_code == 0, ran.output
+    assert "worst: camera " in ran.output
+    assert "prediction sets for 90%, fitted on a random part of 45 of the 90 images" in ran.output
