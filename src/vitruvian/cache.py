@@ -1,7 +1,5 @@
 """The cache directory, scratch directories that are removed with the process, and locks between processes."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import shutil

@@ -8,8 +8,6 @@ those of each family of releases, not looked up for every file, and empty where 
 license, read the model card of the weights.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,10 +1,8 @@
 """Settings of models and of preprocessing: frozen, validated when made, with a JSON round trip."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from vitruvian.errors import ConfigError, argument
 from vitruvian.settings import Range, Settings, Share, Size, as_size
@@ -486,7 +484,7 @@ class Preprocess(Settings):
         how = {"crop": cut, "squash": f"squash {cut}", "naflex": flexible}[self.fit]
         return f"({how}, {self.interpolation}, mean {', '.join(f'{m:g}' for m in dict.fromkeys(self.mean))})"
 
-    def with_changes(self, changes: Mapping[str, Any]) -> Preprocess:
+    def with_changes(self, changes: Mapping[str, Any]) -> Self:
         """A copy with other settings. `squash` without a `scaled_size` in `changes` has no crop."""
         reset = {"scaled_size": None} if changes.get("fit") == "squash" else {}
         return (self.with_image_size(self.image_size) if "fit" in changes else self).replace(**reset, **changes)
@@ -499,7 +497,7 @@ class Preprocess(Settings):
             raise ConfigError(f"{what} {reason}: load it with {size}, which squashes all images to that size")
         return self.image_size
 
-    def with_image_size(self, image_size: int | Size) -> Preprocess:
+    def with_image_size(self, image_size: int | Size) -> Self:
         """A copy for another, common input size; the crop keeps the same fraction of the image."""
         size = as_size(image_size)
         if self.fit == "naflex":
@@ -558,7 +556,7 @@ class ModelMeta(Settings):
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in Settings.to_json(self).items() if name != "source"}
 
-    def for_new_head(self, labels: tuple[str, ...] | None = None) -> ModelMeta:
+    def for_new_head(self, labels: tuple[str, ...] | None = None) -> "ModelMeta":
         """The metadata of the same model with a new, untrained head: everything fitted to the old head is reset."""
         return ModelMeta(
             preprocess=self.preprocess, labels=labels, origin=self.origin, known_as=self.known_as, source=self.source

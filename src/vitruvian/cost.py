@@ -1,7 +1,5 @@
 """Parameters and multiply-adds of a model, computed from its config alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 

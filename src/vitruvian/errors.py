@@ -24,8 +24,6 @@ reads "path: the head has 10 classes, there are 5 labels; pass labels=", and on 
 Code that handles an error reads its fields and never its text.
 """
 
-from __future__ import annotations
-
 import copy
 import copyreg
 import difflib
@@ -94,8 +92,8 @@ class VitruvianError(Exception):
         return "".join(parts)
 
     def replace(
-        self, kind: type[VitruvianError] | None = None, *, where: object = None, hint: str = ""
-    ) -> VitruvianError:
+        self, kind: "type[VitruvianError] | None" = None, *, where: object = None, hint: str = ""
+    ) -> "VitruvianError":
         """A copy of this error, optionally of another class, with `where` prepended and `hint` appended."""
         error = copy.copy(self) if kind is None else kind(self._reason, where=self.where, hint=self._hint)
         if where is not None:

@@ -1,7 +1,5 @@
 """Files: atomic writes; reading of text, JSON and TOML with limits; hashes."""
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import json

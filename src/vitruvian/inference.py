@@ -6,8 +6,6 @@ image shape, with batches overlapping on the cores. Results come in the order of
 be read.
 """
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -525,7 +523,7 @@ class Classifier(Encoder):
             logits[unsure] = self.compute(self._forward, pixels[unsure])
         return logits
 
-    def _first_pass(self) -> Classifier:
+    def _first_pass(self) -> "Classifier":
         """The cheaper model that a cascade runs first, with the same weights."""
         if self._first is None:
             assert self.model.meta.cascade is not None

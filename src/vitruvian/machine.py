@@ -3,8 +3,6 @@
 Linux reports them in /proc; elsewhere the facts that only /proc knows are empty or None.
 """
 
-from __future__ import annotations
-
 import ctypes
 import platform
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Frozen settings whose values are checked against the types and limits of their fields."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

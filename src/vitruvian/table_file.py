@@ -1,7 +1,5 @@
 """Results as one table: the extension of the file decides between CSV, JSON Lines and Parquet."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """The datasets that papers report, by name (`tasks.toml`): where their images belong, their splits, and the metric."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping

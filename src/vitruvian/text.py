@@ -1,7 +1,5 @@
 """Text for terminals and messages: single lines, tables, durations, sizes, counts."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

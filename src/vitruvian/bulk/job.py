@@ -4,8 +4,6 @@ A job is cut into parts of consecutive images, each written as one Parquet file,
 depends on who does the work, so the result has the same bytes for one process or many, and after any interruption.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

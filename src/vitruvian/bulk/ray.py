@@ -1,7 +1,5 @@
 """Predictions for the images of a Ray dataset; the scheduling is Ray's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

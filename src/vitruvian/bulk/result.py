@@ -1,7 +1,5 @@
 """Results of bulk jobs: verify and merge the parts, and use their vectors."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections import Counter

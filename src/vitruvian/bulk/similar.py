@@ -1,7 +1,5 @@
 """Nearest neighbors among the vectors of `vit embed`: exact, or with an index if there are many."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

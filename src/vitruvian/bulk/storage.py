@@ -1,7 +1,5 @@
 """The files of a bulk job: Parquet parts and `job.json`, in a local folder or behind a URL."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Fewer tokens: where to merge them (ToMe), thresholds of merging, and cascades; fitted on images without labels."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -6,8 +6,6 @@ products in 16 bits, which saturates with larger weights, so a file that is righ
 another.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Write an ONNX file with dense layers in int8, for ONNX Runtime and OpenVINO."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass

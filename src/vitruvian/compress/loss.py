@@ -5,13 +5,11 @@ the probability of the original prediction minus that of the new one. If the pro
 the expected loss of top-1. It varies less than a count of correct predictions over as many labeled images.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -58,7 +56,7 @@ class PixelSample:
     def tensor(self, rows: slice) -> Tensor:
         return torch.from_numpy(np.array(self.pixels[rows]))
 
-    def part(self, rows: slice) -> PixelSample:
+    def part(self, rows: slice) -> Self:
         return dataclasses.replace(self, pixels=self.pixels[rows], labels=self.labels[rows])
 
     def logits(self, forward: Forward, label: str) -> Tensor:

@@ -5,8 +5,6 @@ of merged tokens are found by bisection, and nothing new is started after the ti
 of all candidates in interleaved rounds.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Quantize a model to int8: as many layers as the allowed loss permits, written only if it is faster than float."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 from bisect import bisect_left

@@ -5,8 +5,6 @@ of the layer's weight multiplied by s_j (Xiao et al., 2023; RepQ-ViT, Li et al.,
 which floats are multiplied without rounding: the model's outputs stay bitwise equal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Speed of a model by engine and batch size, where the time goes, and how near the hardware limit is."""
 
-from __future__ import annotations
-
 import io
 import statistics
 import time

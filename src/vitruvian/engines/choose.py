@@ -1,7 +1,5 @@
 """The engine of a model: the requested one, or the fastest on this machine, measured once and cached."""
 
-from __future__ import annotations
-
 import math
 import os
 import random

@@ -1,7 +1,5 @@
 """Export a model to a graph for other runtimes; the graph is written only if its outputs equal the model's."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -6,8 +6,6 @@ weights. The last block, which computes few queries, never computes keys and val
 first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

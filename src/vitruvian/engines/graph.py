@@ -1,7 +1,5 @@
 """An exported graph file as a model, with its preprocessing and labels."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -69,7 +67,7 @@ class Graph(nn.Module):
         if isinstance(self.config, ViTConfig):
             self.config.grid_of((sides[1], sides[2]))  # raises if the patches do not divide it
 
-    def first_pass(self) -> Graph:
+    def first_pass(self) -> "Graph":
         """The first, cheaper graph of a cascade, in the file `first` beside this one."""
         path = self.graph.path
         first = open_graph(path.with_name(f"first{path.suffix}"), engine=self.graph.engine)

@@ -1,7 +1,5 @@
 """ONNX Runtime and OpenVINO behind one interface: open a graph file, run it on tensors."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import math

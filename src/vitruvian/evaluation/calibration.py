@@ -1,7 +1,5 @@
 """Calibration of a model's scores: reliability, a fitted temperature, and an energy that rejects unknown images."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

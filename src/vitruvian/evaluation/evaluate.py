@@ -1,7 +1,5 @@
 """Evaluate a model on a dataset, with confidence intervals, calibration and ReaL labels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from os import PathLike, fspath

@@ -1,7 +1,5 @@
 """Features of a frozen model: stored on disk by the content of model and image, computed if absent."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import os

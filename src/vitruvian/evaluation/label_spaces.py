@@ -6,8 +6,6 @@ has the largest logit of its outputs. `compute_logits` stores those of a whole d
 datasets of any size can be evaluated. Files with ReaL labels, WordNet ids and ObjectNet's mappings are read here too.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

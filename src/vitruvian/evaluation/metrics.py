@@ -5,8 +5,6 @@ which has a width even if all predictions are correct (E. B. Wilson, 1927). The 
 of their mean by square roots of sums of squares (MOVER: G. Y. Zou et al., 2009). Other numbers use the bootstrap.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -36,6 +34,7 @@ MEASURE_NAMES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "mean_per_c
 """Names of the accuracies of `Measures.scalars` in reports."""
 
 Counts = NDArray[np.int64]
+Interval = tuple[float, float]  # lower and upper end, in percent
 Item = TypeVar("Item")
 
 
@@ -265,7 +264,6 @@ LEVEL = 95.0  # confidence level in percent
 Z = 1.959963984540054  # standard errors on either side of the mean that contain LEVEL percent of a normal distribution
 RESAMPLES = 1000
 
-Interval = tuple[float, float]  # lower and upper end, in percent
 Statistic = Callable[[NDArray[np.float64]], float]  # computes a number from how often each image was drawn (n,)
 
 

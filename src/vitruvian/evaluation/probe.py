@@ -1,7 +1,5 @@
 """Probe the features of a frozen model: few-shot, linear and nearest-neighbor accuracy."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Classifiers on frozen features: few-shot least squares, logistic regression and nearest neighbors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

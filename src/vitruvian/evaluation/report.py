@@ -1,7 +1,5 @@
 """Reports of evaluations and probes, and the sections on metrics that training reports share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

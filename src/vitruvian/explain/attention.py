@@ -17,8 +17,6 @@ the first, as the gradient is propagated. Each block is computed again with expl
 layer is in memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import takewhile
 

@@ -5,8 +5,6 @@ under the curve of the probability is the score: the smaller, the better the map
 on. Random orders give the score that a map has to beat.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

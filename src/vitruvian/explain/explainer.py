@@ -1,7 +1,5 @@
 """`vit explain`: predictions of images with maps of what they depend on, as objects, files and a page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

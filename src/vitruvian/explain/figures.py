@@ -1,7 +1,5 @@
 """The paper's Figure 7 for any model: filters, similarity of positions and attention distance."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby

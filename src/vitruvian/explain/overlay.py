@@ -1,7 +1,5 @@
 """Draw maps over images, with the part that the model sees marked, and write the files of `vit explain`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Reconstructions of a masked autoencoder: the masked image, the reconstruction and the original."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Build a model from its settings: empty, to load weights into, or initialized as in the paper's release."""
 
-from __future__ import annotations
-
 import math
 
 import torch

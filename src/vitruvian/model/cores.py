@@ -1,7 +1,5 @@
 """Batched inference: images grouped by size, and on a CPU each core computes whole images."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Pixels to tokens: patch embedding, class and register tokens, position embeddings."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

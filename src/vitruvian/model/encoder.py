@@ -1,7 +1,5 @@
 """The parts of the Transformer encoder: norms, MLP, attention, kinds of blocks, and the layers before the head."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What programs written for timm and transformers expect of a model: its sizes, a new head, a loss from labels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Masked autoencoder (MAE): the encoder sees some patches, the decoder reconstructs the others."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -4,8 +4,6 @@ Position embeddings are resampled with one matrix per axis. That gives the numbe
 while a graph with open sizes is being traced.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache

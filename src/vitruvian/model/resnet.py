@@ -1,7 +1,5 @@
 """ResNets with GroupNorm and standardized convolutions: a hybrid's stem and the paper's BiT baseline."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate

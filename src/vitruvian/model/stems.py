@@ -1,7 +1,5 @@
 """Convolutional stems with BatchNorm: plain convolutions for small images, timm's ResNet-D, and MobileCLIP's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """The text tower of CLIP, SigLIP and LiT: a Transformer over tokens, pooled at one token and projected."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal

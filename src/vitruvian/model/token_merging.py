@@ -10,8 +10,6 @@ A merged model therefore equals the full model with the patches of each group re
 attention. `forward_merged` and `token_groups` return that layout, for pooling and for explanations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The Vision Transformer: embedding, blocks, pooling and head, with named intermediates."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """A chart of lines and dots over linear or logarithmic axes, as SVG in a page or as an image."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ The palette is Okabe and Ito's, darkened for white paper. The color map is virid
 interpolated between ten anchors. Its lightness increases monotonically, so that it also works in gray.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

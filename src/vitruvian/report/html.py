@@ -1,7 +1,5 @@
 """HTML reports that need no other file: the Jinja environment, numbers and images in pages, and writing them."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

@@ -5,8 +5,6 @@
 Parameters have our names, except those of the head (`heads.head.weight`); `load_state_dict` accepts torchvision's too.
 """
 
-from __future__ import annotations
-
 import re
 from collections import OrderedDict
 from contextlib import nullcontext
@@ -218,7 +216,7 @@ class ViT_H_14_Weights(WeightsEnum):
 class EncoderView:
     """The parts of a model that torchvision's `model.encoder` has."""
 
-    def __init__(self, model: VisionTransformer) -> None:
+    def __init__(self, model: "VisionTransformer") -> None:
         self.layers, self.ln, self.dropout, self.model = model.blocks, model.norm, model.embed.dropout, model
 
     @property

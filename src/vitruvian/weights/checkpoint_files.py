@@ -1,7 +1,5 @@
 """Files of tensors: npz, safetensors, PyTorch and folders, read without running code, and written."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Convert weights from one family to another, with a certificate that both give the same outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models by the name of their architecture, with the arguments of `timm.create_model`, and the list of these names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -56,7 +54,7 @@ def create_model(
     features_only: Literal[True],
     out_indices: int | Sequence[int] | None = ...,
     **changes: Any,
-) -> FeatureModel: ...
+) -> "FeatureModel": ...
 
 
 def create_model(
@@ -67,7 +65,7 @@ def create_model(
     features_only: bool = False,
     out_indices: int | Sequence[int] | None = None,
     **changes: Any,
-) -> Model | FeatureModel:
+) -> "Model | FeatureModel":
     """A model in training mode, by the name of its architecture.
 
     Args:

@@ -5,12 +5,10 @@ the header's fingerprint: while they agree, `config.json` is used, so that users
 interrupted between the two files, and the header belongs to the weights.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 from vitruvian.config import MODEL_KINDS, ModelConfig, ModelMeta
 from vitruvian.errors import CheckpointError, ConfigError
@@ -31,7 +29,7 @@ class Description:
     meta: ModelMeta
 
     @classmethod
-    def of(cls, model: Model) -> Description:
+    def of(cls, model: Model) -> Self:
         return cls(config=model.config, meta=model.meta)
 
     def to_json(self) -> dict[str, Any]:
@@ -39,7 +37,7 @@ class Description:
         return {"format": FORMAT, "kind": kind, "architecture": self.config.to_json(), **self.meta.to_json()}
 
     @classmethod
-    def from_json(cls, data: Any, where: str) -> Description:
+    def from_json(cls, data: Any, where: str) -> Self:
         """Parse the output of `to_json`; an error names `where`."""
         if not isinstance(data, dict) or not isinstance(data.get("architecture"), dict):
             raise CheckpointError("not a description of a model: 'architecture' is missing", where=where)

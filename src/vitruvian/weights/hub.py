@@ -5,8 +5,6 @@ during a download there are also `.part`, which a later call resumes, and `.lock
 on Hugging Face are cached by `huggingface_hub`.
 """
 
-from __future__ import annotations
-
 import base64
 import csv
 import http.client

@@ -1,7 +1,5 @@
 """Load a model from a file, a folder or a published name, in any family of weights, and adapt it on the way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

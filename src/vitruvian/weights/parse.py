@@ -1,7 +1,5 @@
 """Parse a checkpoint: recognize its family, infer its settings, and rename its tensors; none is ignored silently."""
 
-from __future__ import annotations
-
 import logging
 import math
 import re

@@ -1,7 +1,5 @@
 """Save a model to a file or folder, in any family that can express it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tokenizers of text towers: cleaning, vocabulary, truncation and padding as in training."""
 
-from __future__ import annotations
-
 import gzip
 import html
 import importlib

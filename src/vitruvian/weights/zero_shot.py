@@ -1,7 +1,5 @@
 """Zero-shot classification: the text tower of CLIP or SigLIP, and heads made of its embeddings."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """DINO, DINOv2 and DINOv3 as released (`.pth`): mostly timm's names, with other tokens and position resampling."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import ClassVar

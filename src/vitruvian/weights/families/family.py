@@ -1,7 +1,5 @@
 """The interface of a family of weights: its names, numerics, preprocessing, and the models it can express."""
 
-from __future__ import annotations
-
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

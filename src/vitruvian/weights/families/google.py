@@ -1,7 +1,5 @@
 """Google's `.npz` files: the paper's release with its hybrids, MLP-Mixers, big_vision, and BiT ResNets."""
 
-from __future__ import annotations
-
 import re
 from typing import ClassVar
 

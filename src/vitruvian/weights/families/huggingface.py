@@ -1,7 +1,5 @@
 """Folders of Hugging Face transformers: the base of all model types, and their JSON files."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from vitruvian.config import (

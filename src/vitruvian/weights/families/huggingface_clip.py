@@ -1,7 +1,5 @@
 """CLIP's and SigLIP's image towers in transformers, alone or next to the text tower."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """ViT, DeiT, BEiT, data2vec, DINOv2 and DINOv3 in transformers, and the model types with the same names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, ClassVar

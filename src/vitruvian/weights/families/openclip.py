@@ -1,7 +1,5 @@
 """open_clip's image towers (folder): its own Vision Transformer or one of timm's, next to a text tower."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """The table of all families: recognize the family of a checkpoint, and choose the one to write."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ A name may contain fields: `{i}` for the block, `{s}` and `{u}` for the stage an
 and `{U}` for stage and unit counted from 1.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Text towers of CLIP, SigLIP and LiT: read from transformers, open_clip and big_vision, written for transformers."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass

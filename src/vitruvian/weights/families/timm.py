@@ -1,7 +1,5 @@
 """timm (safetensors or `.pth`): Vision Transformers with AugReg, DeiT and hybrids, BiT ResNets, and MLP-Mixers."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, ClassVar
 

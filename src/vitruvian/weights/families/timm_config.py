@@ -3,8 +3,6 @@
 `timm.json` has one row per architecture; `benchmarks/architectures.py table` generates it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -12,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 from vitruvian.config import (
     IMAGENET_MEAN,
@@ -166,7 +164,7 @@ class TimmConfig:
     labels: tuple[str, ...] | None
 
     @classmethod
-    def parse(cls, data: Mapping[str, Any]) -> TimmConfig:
+    def parse(cls, data: Mapping[str, Any]) -> Self:
         """Parse the content of `config.json`, or {} without it; raises CheckpointError for unsupported arguments."""
         stated = data.get("architecture")
         name = stated.split(".")[0] if isinstance(stated, str) else ""

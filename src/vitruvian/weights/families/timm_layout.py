@@ -1,7 +1,5 @@
 """Arrays that some of timm's architectures store in other parts than our table of names: joined, and split again."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

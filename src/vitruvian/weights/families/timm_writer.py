@@ -1,7 +1,5 @@
 """Models written as one of timm's architectures: the choice of the architecture, and its arguments (`model_args`)."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """torchvision's Vision Transformers (`.pth`)."""
 
-from __future__ import annotations
-
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, TORCHVISION_NUMERICS, Preprocess, ViTConfig
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Family, scaled_size, vit_obstacles
