@@ -23,8 +23,7 @@ from vitruvian.text import plural
 from vitruvian.weights.checkpoint_files import read_checkpoint
 from vitruvian.weights.description import Description
 from vitruvian.weights.families.huggingface import read_bool, read_int
-from vitruvian.weights.families.huggingface_vit import vit_block_rows
-from vitruvian.weights.families.tables import Row, Table, Tensors, pairs, rename
+from vitruvian.weights.families.tables import TABLES, Tensors, rename
 from vitruvian.weights.parse import LoadHints, count_blocks, parse_checkpoint, shape_of
 
 RUN_FILE, SWEEP_FILE = "run.json", "sweep.json"
@@ -332,15 +331,6 @@ def assemble(model: Model, state: Tensors, meta: ModelMeta) -> Model:
     return model.eval()
 
 
-DECODER_TABLE = Table(
-    rows=(
-        *pairs({"embed": "embed", "norm": "norm", "pixels": "pred"}),
-        Row("mask_token", ("mask_token",)),
-        Row("pos_embed", ("pos_embed",)),
-        *vit_block_rows("blocks.{i}"),
-    ),
-    block=r"blocks\.(\d+)\.",
-)
 DECODER_NAMES = ((r"^decoder_(layers|encoder\.layer)\.", "blocks."), (r"^decoder_", ""))
 """transformers 5 writes `decoder_encoder.layer`, others `decoder_layers`."""
 
@@ -361,7 +351,7 @@ def load_autoencoder(source: str | Path) -> MaskedAutoencoder:
     if not inner or settings.get("model_type") != "vit_mae" or not isinstance(encoder, ViT):
         raise CheckpointError("has no MAE decoder (expected a transformers folder of ViTMAEForPreTraining)", where=path)
     try:
-        native, unused = DECODER_TABLE.read(rename(inner, DECODER_NAMES))
+        native, unused = TABLES["mae_decoder"].read(rename(inner, DECODER_NAMES))
         embed, fc1 = shape_of(native, "embed.weight"), shape_of(native, "blocks.0.mlp.fc1.weight")
         if len(embed) != 2 or len(fc1) != 2:
             raise CheckpointError("the decoder's first layer or MLP is missing")

@@ -19,8 +19,8 @@ from vitruvian.config import (
 from vitruvian.errors import CheckpointError
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, Family, imagenet_preprocess
-from vitruvian.weights.families.tables import Table, Tensors, pair
-from vitruvian.weights.families.timm import BLOCK_ROWS, TOKEN_ROWS, Timm, check_plain
+from vitruvian.weights.families.tables import TABLES, Tensors
+from vitruvian.weights.families.timm import Timm, check_plain
 
 TRAINING_HEAD = "projection head of the training"
 TRAINING_PARTS = {"mask_token": "token of masked training", "dino_head.": TRAINING_HEAD, "ibot_head.": TRAINING_HEAD}
@@ -34,7 +34,7 @@ class Dino(Family[ViTConfig]):
     anchor = Timm.anchor
     prefixes = Timm.prefixes
     ignored: ClassVar = dict.fromkeys(("head.mlp.", "head.last_layer."), TRAINING_HEAD)
-    table = Table(rows=(*TOKEN_ROWS, *BLOCK_ROWS), block=Timm.table.block)
+    table = TABLES["timm_blocks"]
 
     def claims(self, checkpoint: Checkpoint) -> bool:
         """timm's names without a head: DINO's release if in a `.pth`, a timm model if in safetensors."""
@@ -67,7 +67,7 @@ class DinoV2(Dino):
     )
     marks = ("mask_token", "register_tokens", "blocks.0.mlp.w12.weight")
     ignored: ClassVar = TRAINING_PARTS
-    table = Table(rows=(*TOKEN_ROWS, *BLOCK_ROWS, *pair("head", "head")), block=Timm.table.block)
+    table = TABLES["dinov2"]
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         """Positions are resampled to a size with antialiasing if the model has registers, else by a scale factor."""

@@ -6,75 +6,7 @@ from typing import ClassVar
 from vitruvian.config import GOOGLE_NUMERICS, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, Family, mixer_obstacles, scaled_size, vit_obstacles
-from vitruvian.weights.families.tables import (
-    CONV,
-    DENSE,
-    HEADS_BIAS,
-    HEADS_IN,
-    HEADS_OUT,
-    POINTWISE,
-    POSITIONS,
-    SAME,
-    VECTOR,
-    ArrayLayout,
-    Row,
-    Table,
-    Tensors,
-    rename,
-)
-
-BLOCK = "Transformer/encoderblock_{i}"
-QKV = ("query", "key", "value")
-UNIT = "block{S}/unit{U}"
-
-
-def layer(native: str, foreign: str, layout: ArrayLayout = DENSE) -> tuple[Row, Row]:
-    """Rows for a layer whose weight Flax calls `kernel`."""
-    return Row(f"{native}.weight", (f"{foreign}/kernel",), layout), Row(f"{native}.bias", (f"{foreign}/bias",))
-
-
-def norm(
-    native: str, foreign: str, layout: ArrayLayout = SAME, names: tuple[str, str] = ("scale", "bias")
-) -> tuple[Row, ...]:
-    return tuple(
-        Row(f"{native}.{ours}", (f"{foreign}/{name}",), layout) for ours, name in zip(("weight", "bias"), names)
-    )
-
-
-def attention(native: str, foreign: str, parts: tuple[str, ...]) -> tuple[Row, Row]:
-    """Rows for projections into heads; several are stored as one in our model."""
-    kernels, biases = [tuple(f"{foreign}/{part}/{name}" for part in parts) for name in ("kernel", "bias")]
-    return Row(f"{native}.weight", kernels, HEADS_IN), Row(f"{native}.bias", biases, HEADS_BIAS)
-
-
-def block_rows(first_norm: str, attend: str, second_norm: str, mlp: str) -> tuple[Row, ...]:
-    """Rows of one encoder block, under the module names of one generation of the code."""
-    return (
-        *norm("blocks.{i}.norm1", f"{BLOCK}/{first_norm}"),
-        *attention("blocks.{i}.attn.qkv", f"{BLOCK}/{attend}", QKV),
-        *layer("blocks.{i}.attn.proj", f"{BLOCK}/{attend}/out", HEADS_OUT),
-        *norm("blocks.{i}.norm2", f"{BLOCK}/{second_norm}"),
-        *layer("blocks.{i}.mlp.fc1", f"{BLOCK}/{mlp}/Dense_0"),
-        *layer("blocks.{i}.mlp.fc2", f"{BLOCK}/{mlp}/Dense_1"),
-    )
-
-
-SHARED_ROWS = (
-    *layer("embed.patch", "embedding", CONV),
-    Row("embed.cls_token", ("cls",)),
-    *norm("norm", "Transformer/encoder_norm"),
-    *layer("pre_logits", "pre_logits"),
-    *layer("head", "head"),
-)
-
-STEM_ROWS = (
-    Row("embed.stem.root.weight", ("conv_root/kernel",), CONV),
-    *norm("embed.stem.root_norm", "gn_root", VECTOR),
-    *(Row(f"embed.stem.stages.{{s}}.{{u}}.conv{n}.weight", (f"{UNIT}/conv{n}/kernel",), CONV) for n in (1, 2, 3)),
-    *(row for n in (1, 2, 3) for row in norm(f"embed.stem.stages.{{s}}.{{u}}.norm{n}", f"{UNIT}/gn{n}", VECTOR)),
-    Row("embed.stem.stages.{s}.{u}.shortcut.weight", (f"{UNIT}/conv_proj/kernel",), CONV),
-    *norm("embed.stem.stages.{s}.{u}.shortcut_norm", f"{UNIT}/gn_proj", VECTOR),
-)
+from vitruvian.weights.families.tables import TABLES, Tensors, rename
 
 # The release numbers modules in one sequence; later code counts each kind of module separately.
 LATER_NAMES = (
@@ -101,17 +33,7 @@ class Google(Family[ViTConfig]):
     prefixes: ClassVar[tuple[str, ...]] = ("", "opt/target/", "params/img/", "params/")
     ignored: ClassVar[dict[str, str]] = IGNORED
     suffixes = (".npz",)
-    table = Table(
-        rows=(
-            *SHARED_ROWS,
-            Row(POSITIONS, ("Transformer/posembed_input/pos_embedding",)),
-            *block_rows("LayerNorm_0", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3"),
-            *STEM_ROWS,
-        ),
-        block=r"Transformer/encoderblock_(\d+)/",
-        unit=r"block(\d+)/unit(\d+)/",
-        first_unit=1,
-    )
+    table = TABLES["google"]
 
     def to_table_names(self, tensors: Tensors) -> Tensors:
         tensors = super().to_table_names(tensors)
@@ -162,28 +84,12 @@ class Lit(Google):
         return Facts(numerics=self.numerics, num_heads=heads_in(tensors), settings=settings)
 
 
-MIXER_BLOCK = "MixerBlock_{i}"
-
-
 class GoogleMixer(Google):
     """The release's MLP-Mixers. The file states no positions: its MLPs over the patches fit one image size."""
 
     anchor = "stem/kernel"
     marks = ()
-    table = Table(
-        rows=(
-            *layer("embed.patch", "stem", CONV),
-            *norm("blocks.{i}.norm1", f"{MIXER_BLOCK}/LayerNorm_0"),
-            *layer("blocks.{i}.attn.fc1", f"{MIXER_BLOCK}/token_mixing/Dense_0"),
-            *layer("blocks.{i}.attn.proj", f"{MIXER_BLOCK}/token_mixing/Dense_1"),
-            *norm("blocks.{i}.norm2", f"{MIXER_BLOCK}/LayerNorm_1"),
-            *layer("blocks.{i}.mlp.fc1", f"{MIXER_BLOCK}/channel_mixing/Dense_0"),
-            *layer("blocks.{i}.mlp.fc2", f"{MIXER_BLOCK}/channel_mixing/Dense_1"),
-            *norm("norm", "pre_head_layer_norm"),
-            *layer("head", "head"),
-        ),
-        block=r"MixerBlock_(\d+)/",
-    )
+    table = TABLES["google_mixer"]
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         return Facts(numerics=self.numerics, num_heads=1)
@@ -193,9 +99,6 @@ class GoogleMixer(Google):
 
     def expands_positions(self, config: ViTConfig) -> bool:
         return False
-
-
-POOL_ATTENTION = "MAPHead_0/MultiHeadDotProductAttention_0"
 
 
 class BigVision(Family[ViTConfig]):
@@ -211,21 +114,7 @@ class BigVision(Family[ViTConfig]):
         (r"^(probe$|(?:MlpBlock_0|MultiHeadDotProductAttention_0|LayerNorm_0)/)", r"MAPHead_0/\1"),
     )
     ignored = IGNORED
-    table = Table(
-        rows=(
-            *SHARED_ROWS,
-            Row(POSITIONS, ("pos_embedding",)),
-            *block_rows("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"),
-            Row("attn_pool.probe", ("MAPHead_0/probe",)),
-            *attention("attn_pool.q", POOL_ATTENTION, ("query",)),
-            *attention("attn_pool.kv", POOL_ATTENTION, ("key", "value")),
-            *layer("attn_pool.proj", f"{POOL_ATTENTION}/out", HEADS_OUT),
-            *norm("attn_pool.norm", "MAPHead_0/LayerNorm_0"),
-            *layer("attn_pool.mlp.fc1", "MAPHead_0/MlpBlock_0/Dense_0"),
-            *layer("attn_pool.mlp.fc2", "MAPHead_0/MlpBlock_0/Dense_1"),
-        ),
-        block=r"Transformer/encoderblock_(\d+)/",
-    )
+    table = TABLES["big_vision"]
 
     def to_table_names(self, tensors: Tensors) -> Tensors:
         return unstack(super().to_table_names(tensors))
@@ -265,11 +154,6 @@ def unstack(tensors: Tensors) -> Tensors:
     return blocks
 
 
-BIT_UNIT = "block{S}/unit{U:02d}"
-BIT_NORM = ("gamma", "beta")
-LETTERS = ((1, "a"), (2, "b"), (3, "c"))
-
-
 class Bit(Family[ResNetConfig]):
     """BiT's release: pre-activation ResNets; images are squashed, as in BiT's fine-tuning."""
 
@@ -279,26 +163,7 @@ class Bit(Family[ResNetConfig]):
     prefixes = ("resnet/", "")
     renames = ((r"standardized_conv2d_\d+/", "standardized_conv2d/"),)  # some files number the convolutions
     suffixes = (".npz",)
-    table = Table(
-        rows=(
-            Row("root.weight", ("root_block/standardized_conv2d/kernel",), CONV),
-            *(
-                Row(f"stages.{{s}}.{{u}}.conv{n}.weight", (f"{BIT_UNIT}/{letter}/standardized_conv2d/kernel",), CONV)
-                for n, letter in LETTERS
-            ),
-            *(
-                row
-                for n, letter in LETTERS
-                for row in norm(f"stages.{{s}}.{{u}}.norm{n}", f"{BIT_UNIT}/{letter}/group_norm", VECTOR, BIT_NORM)
-            ),
-            Row("stages.{s}.{u}.shortcut.weight", (f"{BIT_UNIT}/a/proj/standardized_conv2d/kernel",), CONV),
-            *norm("norm", "group_norm", VECTOR, BIT_NORM),
-            Row("head.weight", ("head/conv2d/kernel",), POINTWISE),
-            Row("head.bias", ("head/conv2d/bias",)),
-        ),
-        unit=r"block(\d+)/unit(\d+)/",
-        first_unit=1,
-    )
+    table = TABLES["bit"]
 
     def prefix(self, tensors: Tensors) -> str | None:
         return super().prefix(rename(tensors, self.renames))

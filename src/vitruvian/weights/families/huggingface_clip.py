@@ -10,17 +10,13 @@ from vitruvian.errors import CheckpointError
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, check_settings, model_type_obstacles
 from vitruvian.weights.families.huggingface import HuggingFace, read_int, read_labels, stated_classes
-from vitruvian.weights.families.tables import POSITIONS, STACKED, TOKEN, Row, Table, Tensors, pair, pairs
+from vitruvian.weights.families.tables import TABLES, Tensors
 from vitruvian.weights.families.timm_layout import as_kernel, as_matrix
 
-LAYER = "encoder.layers.{i}"
 NOT_SQUARE = "CLIP and SigLIP of transformers have positions of a square grid only"
 POSITION_ARRAY = "embeddings.position_embedding.weight"
 CLIP, SIGLIP = "clip_vision_model", ("siglip_vision_model", "siglip2_vision_model")
 UNREAD = "unread."  # prefix for arrays that models for image classification store but do not use
-MLP_LAYERS = {"mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"}
-BLOCK_LAYERS = {"norm1": "layer_norm1", "attn.proj": "self_attn.out_proj", "norm2": "layer_norm2"} | MLP_LAYERS
-POOL_LAYERS = {"q": "attention.query", "kv": "attention.key_value", "proj": "attention.out_proj", "norm": "layernorm"}
 
 
 class HuggingFaceTower(HuggingFace):
@@ -38,20 +34,7 @@ class HuggingFaceTower(HuggingFace):
         "embeddings.position_ids": "indices of the positions",
         UNREAD: "not read by its classifier",
     }
-    table = Table(
-        rows=(
-            *pair("embed.patch", "embeddings.patch_embedding"),
-            Row("embed.cls_token", ("embeddings.class_embedding",), TOKEN),
-            Row(POSITIONS, (POSITION_ARRAY,), TOKEN),
-            *pairs({"embed.norm": "pre_layrnorm", "norm": "post_layernorm", "head": "classifier"}),
-            *pair("blocks.{i}.attn.qkv", *(f"{LAYER}.self_attn.{part}_proj" for part in "qkv"), layout=STACKED),
-            *pairs(BLOCK_LAYERS, "blocks.{i}.", f"{LAYER}."),
-            Row("pre_logits.weight", ("visual_projection.weight",)),
-            Row("attn_pool.probe", ("head.probe",)),
-            *pairs(POOL_LAYERS | MLP_LAYERS, "attn_pool.", "head."),
-        ),
-        block=r"encoder\.layers\.(\d+)\.",
-    )
+    table = TABLES["huggingface_clip"]
 
     def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
         """Split the query from key and value in SigLIP's pooling; reshape SigLIP 2's patch embedding, a matrix.

@@ -11,22 +11,9 @@ from vitruvian.errors import CheckpointError
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, check_settings, imagenet_preprocess, model_type_obstacles
 from vitruvian.weights.families.huggingface import HuggingFace, read_bool, read_int
-from vitruvian.weights.families.tables import POSITIONS, STACKED, Row, Table, Tensors, pair, pairs, rename
+from vitruvian.weights.families.tables import TABLES, Tensors, rename
 
-LAYER, LAYER_PATTERN = "encoder.layer.{i}", r"encoder\.layer\.(\d+)\."
 QKV = ("query", "key", "value")
-EMBEDDING_ROWS = (
-    *pair("embed.patch", "embeddings.patch_embeddings.projection"),
-    Row("embed.cls_token", ("embeddings.cls_token",)),
-    Row(POSITIONS, ("embeddings.position_embeddings",)),
-    *pairs({"norm": "layernorm", "head": "classifier"}),
-)
-BLOCK_LAYERS = {
-    "norm1": "layernorm_before",
-    "norm2": "layernorm_after",
-    "mlp.fc1": "intermediate.dense",
-    "mlp.fc2": "output.dense",
-}
 
 # Names that transformers 5 has in memory; its files have the earlier names.
 MEMORY_NAMES = (
@@ -36,18 +23,6 @@ MEMORY_NAMES = (
 )
 MEMORY_MLP = ((r"\.mlp\.fc1\.", ".intermediate.dense."), (r"\.mlp\.fc2\.", ".output.dense."))
 MASK_TOKEN = {"embeddings.mask_token": "token of masked training"}
-
-
-def attention_rows(layer: str) -> tuple[Row, ...]:
-    return (
-        *pair("blocks.{i}.attn.qkv", *(f"{layer}.attention.attention.{part}" for part in QKV), layout=STACKED),
-        *pair("blocks.{i}.attn.proj", f"{layer}.attention.output.dense"),
-    )
-
-
-def vit_block_rows(layer: str) -> tuple[Row, ...]:
-    """Rows of ViT's encoder block, which MAE's decoder uses too."""
-    return *attention_rows(layer), *pairs(BLOCK_LAYERS, "blocks.{i}.", f"{layer}.")
 
 
 def add_missing_biases(tensors: Tensors, layers: Iterable[str]) -> None:
@@ -70,15 +45,7 @@ class HuggingFaceViT(HuggingFace):
         "pooler.dense.bias": "pooler, which the classifier bypasses",
         "decoder.": "decoder of masked training",
     } | MASK_TOKEN
-    table = Table(
-        rows=(
-            *EMBEDDING_ROWS,
-            Row("embed.dist_token", ("embeddings.distillation_token",)),
-            *pair("head_dist", "distillation_classifier"),
-            *vit_block_rows(LAYER),
-        ),
-        block=LAYER_PATTERN,
-    )
+    table = TABLES["huggingface_vit"]
 
     def claims(self, checkpoint: Checkpoint) -> bool:
         return super().claims(checkpoint) and not any(".layer_scale" in name for name in checkpoint.tensors)
@@ -134,16 +101,7 @@ class HuggingFaceBeit(HuggingFace):
     prefixes = ("beit.", "data2vec_vision.", "")
     renames = (*MEMORY_NAMES, *MEMORY_MLP, (r"^pooler\.layernorm\.", "layernorm."))
     ignored: ClassVar = MASK_TOKEN
-    table = Table(
-        rows=(
-            *EMBEDDING_ROWS,
-            *vit_block_rows(LAYER),
-            Row("blocks.{i}.ls1", (f"{LAYER}.lambda_1",)),
-            Row("blocks.{i}.ls2", (f"{LAYER}.lambda_2",)),
-            Row("blocks.{i}.attn.position.table", (f"{LAYER}.attention.attention.{BIAS}",)),
-        ),
-        block=LAYER_PATTERN,
-    )
+    table = TABLES["huggingface_beit"]
 
     def claims(self, checkpoint: Checkpoint) -> bool:
         stated = self.config_of(checkpoint).get("model_type") in tuple(self.model_types)
@@ -251,11 +209,6 @@ class HuggingFaceBeit(HuggingFace):
 
 
 REGISTERS = "embeddings.register_tokens"
-REGISTER_ROW = Row("embed.reg_tokens", (REGISTERS,))
-
-
-def scale_rows(layer: str) -> tuple[Row, ...]:
-    return tuple(Row(f"blocks.{{i}}.ls{n}", (f"{layer}.layer_scale{n}.lambda1",)) for n in (1, 2))
 
 
 def mlp_kind(settings: dict[str, Any], key: str) -> str | None:
@@ -271,16 +224,7 @@ class HuggingFaceDinoV2(HuggingFace):
     prefixes = ("dinov2.", "dinov2_with_registers.", "")
     renames = (*MEMORY_NAMES, (r"\.mlp\.weights_in\.", ".mlp.fc1."), (r"\.mlp\.weights_out\.", ".mlp.fc2."))
     ignored: ClassVar = MASK_TOKEN
-    table = Table(
-        rows=(
-            *EMBEDDING_ROWS,
-            REGISTER_ROW,
-            *attention_rows(LAYER),
-            *scale_rows(LAYER),
-            *pairs({name: name for name in ("norm1", "norm2", "mlp.fc1", "mlp.fc2")}, "blocks.{i}.", f"{LAYER}."),
-        ),
-        block=LAYER_PATTERN,
-    )
+    table = TABLES["huggingface_dinov2"]
 
     def kind_of(self, checkpoint: Checkpoint) -> Any:
         registers = (tensor for name, tensor in checkpoint.tensors.items() if name.endswith(REGISTERS))
@@ -366,18 +310,7 @@ class HuggingFaceDinoV3(HuggingFace):
     prefixes = ("", "model.", "dinov3_vit.")
     renames = MEMORY_NAMES
     ignored: ClassVar = MASK_TOKEN
-    table = Table(
-        rows=(
-            *pairs({"embed.patch": "embeddings.patch_embeddings", "norm": "norm"}),
-            Row("embed.cls_token", ("embeddings.cls_token",)),
-            REGISTER_ROW,
-            *attention_rows("layer.{i}"),
-            *scale_rows("layer.{i}"),
-            *pairs({"norm1": "norm1", "norm2": "norm2"}, "blocks.{i}.", "layer.{i}."),
-            *pairs({"fc1": "up_proj", "fc2": "down_proj"}, "blocks.{i}.mlp.", "layer.{i}.mlp."),
-        ),
-        block=r"layer\.(\d+)\.",
-    )
+    table = TABLES["huggingface_dinov3"]
 
     def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
         """Add missing biases, join gate and value, and drop the empty array of models without registers."""

@@ -9,19 +9,11 @@ from vitruvian.settings import as_size
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, Family
 from vitruvian.weights.families.huggingface import read_int
-from vitruvian.weights.families.tables import DENSE, POSITIONS, TOKEN, Row, Table, Tensors, pairs
+from vitruvian.weights.families.tables import TABLES, Tensors
 from vitruvian.weights.families.timm import Timm
 from vitruvian.weights.families.timm_config import TimmConfig
 
 CONFIG = "open_clip_config.json"
-BLOCK = "transformer.resblocks.{i}"
-BLOCK_LAYERS = {
-    "norm1": "ln_1",
-    "attn.proj": "attn.out_proj",
-    "norm2": "ln_2",
-    "mlp.fc1": "mlp.c_fc",
-    "mlp.fc2": "mlp.c_proj",
-}
 NUMERICS = Numerics(gelu="erf", norm_eps=1e-5, position_resize="bicubic_antialias")
 UNSUPPORTED = (
     "attentional_pool",
@@ -77,21 +69,7 @@ class OpenClip(Family[ViTConfig]):
     anchor = "conv1.weight"
     prefixes = ("visual.", "module.visual.")
     ignored: ClassVar = IGNORED
-    table = Table(
-        rows=(
-            Row("embed.patch.weight", ("conv1.weight",)),
-            Row("embed.cls_token", ("class_embedding",), TOKEN),
-            Row(POSITIONS, ("positional_embedding",), TOKEN),
-            *pairs({"embed.norm": "ln_pre", "norm": "ln_post"}),
-            Row("blocks.{i}.attn.qkv.weight", (f"{BLOCK}.attn.in_proj_weight",)),
-            Row("blocks.{i}.attn.qkv.bias", (f"{BLOCK}.attn.in_proj_bias",)),
-            *pairs(BLOCK_LAYERS, "blocks.{i}.", f"{BLOCK}."),
-            Row("blocks.{i}.ls1", (f"{BLOCK}.ls_1.gamma",)),
-            Row("blocks.{i}.ls2", (f"{BLOCK}.ls_2.gamma",)),
-            Row("pre_logits.weight", ("proj",), DENSE),
-        ),
-        block=r"transformer\.resblocks\.(\d+)\.",
-    )
+    table = TABLES["open_clip"]
 
     def claims(self, checkpoint: Checkpoint) -> bool:
         has_blocks = any("visual.transformer.resblocks." in name for name in checkpoint.tensors)
@@ -152,14 +130,7 @@ class OpenClipTimm(Timm):
     prefixes = ("visual.trunk.", "module.visual.trunk.")
     ignored: ClassVar = IGNORED
     suffixes = ()
-    table = Table(
-        rows=(
-            *(row for row in Timm.table.rows if not row.native.startswith("pre_logits.")),
-            Row("pre_logits.weight", ("visual.head.proj.weight",)),
-        ),
-        block=Timm.table.block,
-        unit=Timm.table.unit,
-    )
+    table = TABLES["open_clip_timm"]
 
     def to_table_names(self, tensors: Tensors) -> Tensors:
         """A name outside `visual.trunk` is the text tower's, which is put under `text.`."""

@@ -1,12 +1,14 @@
 """Two-way tables between our parameter names and a family's, with the layout of each array, and position arrays.
 
-A name may contain fields: `{i}` for the block, `{s}` and `{u}` for the stage and unit of a convolutional stem, `{S}`
-and `{U}` for stage and unit counted from 1.
+The names are in `names.toml`, which explains its notation.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, product
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -31,37 +33,46 @@ class ArrayLayout:
     """From our array, the number of foreign arrays it becomes, and the number of heads."""
 
 
-SAME = ArrayLayout(None, lambda parts: parts[0], lambda x, n, heads: [x])
-VECTOR = ArrayLayout(None, lambda parts: parts[0].flatten(), lambda x, n, heads: [x])
-"""GroupNorm's parameters, stored as (C) or (1, 1, 1, C)."""
-TOKEN = ArrayLayout(
-    None,
-    lambda parts: parts[0].view(1, -1, parts[0].shape[-1]),
-    lambda x, n, heads: [x[0, 0] if x.shape[1] == 1 else x[0]],
-)
-"""A token (D) or positions (N, D), which we store as (1, N, D)."""
-DENSE = ArrayLayout(2, lambda parts: parts[0].T, lambda x, n, heads: [x.T])
-# height, width, in, out
-CONV = ArrayLayout(4, lambda parts: parts[0].permute(3, 2, 0, 1), lambda x, n, heads: [x.permute(2, 3, 1, 0)])
-POINTWISE = ArrayLayout(4, lambda parts: parts[0][0, 0].T, lambda x, n, heads: [x.T[None, None]])
-"""A dense layer stored as a 1x1 convolution (1, 1, in, out)."""
-STACKED = ArrayLayout(None, lambda parts: torch.cat(list(parts)), lambda x, n, heads: x.chunk(n))
-"""Separate projections that we store as one, such as query, key, value."""
-HEADS_IN = ArrayLayout(
-    3,
-    lambda parts: torch.cat([part.flatten(1).T for part in parts]),  # each (D, H, d)
-    lambda x, n, heads: [part.T.reshape(part.shape[1], heads, -1) for part in x.chunk(n)],
-)
-HEADS_BIAS = ArrayLayout(
-    2,
-    lambda parts: torch.cat([part.flatten() for part in parts]),  # each (H, d)
-    lambda x, n, heads: [part.reshape(heads, -1) for part in x.chunk(n)],
-)
-HEADS_OUT = ArrayLayout(
-    3,
-    lambda parts: parts[0].flatten(0, 1).T,  # (H, d, D)
-    lambda x, n, heads: [x.T.reshape(heads, -1, len(x))],
-)
+LAYOUTS = {
+    "same": ArrayLayout(None, lambda parts: parts[0], lambda x, n, heads: [x]),
+    # GroupNorm's parameters, stored as (C) or (1, 1, 1, C)
+    "vector": ArrayLayout(None, lambda parts: parts[0].flatten(), lambda x, n, heads: [x]),
+    # a token (D) or positions (N, D), which we store as (1, N, D)
+    "token": ArrayLayout(
+        None,
+        lambda parts: parts[0].view(1, -1, parts[0].shape[-1]),
+        lambda x, n, heads: [x[0, 0] if x.shape[1] == 1 else x[0]],
+    ),
+    # positions (N, D) or (1, N, D), which we store as (N, D)
+    "first": ArrayLayout(None, lambda parts: parts[0].view(parts[0].shape[-2:]), lambda x, n, heads: [x]),
+    "dense": ArrayLayout(2, lambda parts: parts[0].T, lambda x, n, heads: [x.T]),
+    # height, width, in, out
+    "conv": ArrayLayout(4, lambda parts: parts[0].permute(3, 2, 0, 1), lambda x, n, heads: [x.permute(2, 3, 1, 0)]),
+    # a dense layer stored as a 1x1 convolution: (1, 1, in, out), or in PyTorch's layout
+    "pointwise": ArrayLayout(4, lambda parts: parts[0][0, 0].T, lambda x, n, heads: [x.T[None, None]]),
+    "kernel": ArrayLayout(4, lambda parts: parts[0][:, :, 0, 0], lambda x, n, heads: [x[:, :, None, None]]),
+    # separate projections that we store as one, such as query, key, value
+    "stacked": ArrayLayout(None, lambda parts: torch.cat(list(parts)), lambda x, n, heads: x.chunk(n)),
+    # Flax's projections (D, H, d), their biases (H, d), and the projection back (H, d, D)
+    "heads_in": ArrayLayout(
+        3,
+        lambda parts: torch.cat([part.flatten(1).T for part in parts]),
+        lambda x, n, heads: [part.T.reshape(part.shape[1], heads, -1) for part in x.chunk(n)],
+    ),
+    "heads_bias": ArrayLayout(
+        2,
+        lambda parts: torch.cat([part.flatten() for part in parts]),
+        lambda x, n, heads: [part.reshape(heads, -1) for part in x.chunk(n)],
+    ),
+    "heads_out": ArrayLayout(
+        3,
+        lambda parts: parts[0].reshape(-1, parts[0].shape[-1]).T,
+        lambda x, n, heads: [x.T.reshape(heads, -1, len(x))],
+    ),
+}
+"""By the names in `names.toml`."""
+for _part in ("in", "bias", "out"):  # LiT's BERT may also store a matrix (D, D)
+    LAYOUTS[f"any_{_part}"] = replace(LAYOUTS[f"heads_{_part}"], rank=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +81,7 @@ class Row:
 
     native: str
     foreign: tuple[str, ...]
-    layout: ArrayLayout = SAME
+    layout: ArrayLayout = LAYOUTS["same"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,17 +161,33 @@ def rename(tensors: Tensors, rules: Iterable[tuple[str, str]]) -> Tensors:
     return renamed
 
 
-def pair(native: str, *foreign: str, layout: ArrayLayout = SAME) -> tuple[Row, Row]:
-    """Rows for the `.weight` and `.bias` of a layer."""
-    return (
-        Row(f"{native}.weight", tuple(f"{name}.weight" for name in foreign), layout),
-        Row(f"{native}.bias", tuple(f"{name}.bias" for name in foreign), layout),
-    )
+def _expand(text: str, separator: str) -> list[str]:
+    """The names that a text with groups such as `{a,b}` stands for; the last group changes first."""
+    parts = re.split(rf"\{{([^{{}}]*[{separator}][^{{}}]*)\}}", text)
+    choices = [part.split(separator) if index % 2 else [part] for index, part in enumerate(parts)]
+    return ["".join(choice) for choice in product(*choices)]
 
 
-def pairs(names: Mapping[str, str], native: str = "", foreign: str = "") -> tuple[Row, ...]:
-    """Rows for several layers, given as our name -> the family's, each with a prefix."""
-    return tuple(row for ours, theirs in names.items() for row in pair(native + ours, foreign + theirs))
+def _parse_rows(line: str) -> Iterator[Row]:
+    """The rows of one line of `names.toml`: our names, the family's names, and perhaps their layouts."""
+    ours, theirs, *layouts = line.replace("*", "{weight,bias}").split()
+    kinds = cycle(layouts[0].split(",") if layouts else ["same"])
+    for native, foreign in zip(_expand(ours, ","), _expand(theirs, ","), strict=True):
+        yield Row(native, tuple(_expand(foreign, "+")), LAYOUTS[next(kinds)])
+
+
+def _read_tables() -> dict[str, Table]:
+    tables: dict[str, Table] = {}
+    content = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
+    for name, section in content.items():
+        included = [row for other in section.pop("include", ()) for row in tables[other].rows]
+        rows = [row for line in section.pop("rows").strip().splitlines() for row in _parse_rows(line)]
+        tables[name] = Table(rows=(*included, *rows), **section)
+    return tables
+
+
+TABLES = _read_tables()
+"""The tables of `names.toml` by name."""
 
 
 POSITIONS = "positions"

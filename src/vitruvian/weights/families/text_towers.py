@@ -15,33 +15,14 @@ from vitruvian.text import brief
 from vitruvian.weights.checkpoint_files import Checkpoint, read_checkpoint
 from vitruvian.weights.description import is_native
 from vitruvian.weights.families.family import Family
-from vitruvian.weights.families.google import QKV, BigVision, Lit, heads_in, layer, norm, unstack
+from vitruvian.weights.families.google import BigVision, Lit, heads_in, unstack
 from vitruvian.weights.families.huggingface import encoder_json, read_int
 from vitruvian.weights.families.huggingface_clip import HuggingFaceTower
 from vitruvian.weights.families.openclip import CONFIG, UNSUPPORTED, OpenClip, OpenClipTimm, config_section
 from vitruvian.weights.families.registry import recognize
-from vitruvian.weights.families.tables import (
-    DENSE,
-    HEADS_BIAS,
-    HEADS_IN,
-    HEADS_OUT,
-    SAME,
-    ArrayLayout,
-    Row,
-    Table,
-    Tensors,
-    pair,
-)
+from vitruvian.weights.families.tables import TABLES, Table, Tensors
 from vitruvian.weights.parse import count_blocks, shape_of
 from vitruvian.weights.tokenizer import TOKENIZER_FILES
-
-# positions (N, D) or (1, N, D)
-FIRST = ArrayLayout(None, lambda parts: parts[0].view(parts[0].shape[-2:]), lambda x, n, heads: [x])
-
-
-def block_rows(table: Table) -> tuple[Row, ...]:
-    """The rows of the encoder's blocks, which have the same names in both towers."""
-    return tuple(row for row in table.rows if row.native.startswith("blocks."))
 
 
 class TextFamily(ABC):
@@ -67,17 +48,7 @@ class TextFamily(ABC):
 class HuggingFaceText(TextFamily):
     """`text_config` of model_type clip, siglip and siglip2."""
 
-    table = Table(
-        rows=(
-            Row("tokens.weight", ("embeddings.token_embedding.weight",)),
-            Row("pos_embed", ("embeddings.position_embedding.weight",)),
-            *block_rows(HuggingFaceTower.table),
-            *pair("norm", "final_layer_norm"),
-            Row("projection.weight", ("text_projection.weight",)),
-            *pair("projection", "head"),
-        ),
-        block=HuggingFaceTower.table.block,
-    )
+    table = TABLES["huggingface_text"]
 
     def tensors(self, checkpoint: Checkpoint) -> Tensors:
         tower = {}
@@ -112,17 +83,7 @@ class HuggingFaceText(TextFamily):
 class OpenClipText(TextFamily):
     """`text_cfg`: arrays at the top level, or under `text.` next to a timm model."""
 
-    table = Table(
-        rows=(
-            Row("tokens.weight", ("token_embedding.weight",)),
-            Row("pos_embed", ("positional_embedding",)),
-            *block_rows(OpenClip.table),
-            *pair("norm", "ln_final"),
-            Row("projection.weight", ("text_projection",), DENSE),
-            *pair("projection", "text_projection"),
-        ),
-        block=OpenClip.table.block,
-    )
+    table = TABLES["open_clip_text"]
 
     def tensors(self, checkpoint: Checkpoint) -> Tensors:
         plain = {name.removeprefix("module."): tensor for name, tensor in checkpoint.tensors.items()}
@@ -157,16 +118,7 @@ class OpenClipText(TextFamily):
 class BigVisionText(TextFamily):
     """SigLIP's `txt/`; the arrays determine the heads."""
 
-    table = Table(
-        rows=(
-            Row("tokens.weight", ("Embed_0/embedding",)),
-            Row("pos_embed", ("pos_embedding",), FIRST),
-            *block_rows(BigVision.table),
-            *norm("norm", "Transformer/encoder_norm", SAME),
-            *layer("projection", "head"),
-        ),
-        block=BigVision.table.block,
-    )
+    table = TABLES["big_vision_text"]
     scale, bias = "params/t", "params/b"
 
     def tensors(self, checkpoint: Checkpoint) -> Tensors:
@@ -179,11 +131,7 @@ class BigVisionText(TextFamily):
         return settings, {"clean": "siglip"}
 
 
-BERT_LAYER = "encoder_block/layer_sequence/layers_{i}"
-# LiT's projections (D, D) or (D, H, d), and back (D, D) or (H, d, D)
-ANY_IN = ArrayLayout(None, HEADS_IN.read, HEADS_IN.write)
-ANY_BIAS = ArrayLayout(None, HEADS_BIAS.read, HEADS_BIAS.write)
-ANY_OUT = ArrayLayout(None, lambda parts: parts[0].reshape(-1, parts[0].shape[-1]).T, HEADS_OUT.write)
+BERT_LAYER = "encoder_block/layer_sequence/layers_0"
 LIT_TOKENS = 16  # tokens per text in LiT's release, of 512 positions of BERT
 LIT_HEAD_WIDTH = 64  # of both sizes of BERT
 
@@ -191,28 +139,7 @@ LIT_HEAD_WIDTH = 64  # of both sizes of BERT
 class LitText(TextFamily):
     """LiT's `txt/`: a BERT in flaxformer's names. Its text is the first of `[CLS]` and up to 15 word pieces."""
 
-    table = Table(
-        rows=(
-            Row("tokens.weight", ("embedder/embedders_token_ids/embedding",)),
-            Row("pos_embed", ("embedder/embedders_position_ids/embedding",)),
-            *norm("embed_norm", "layer_norm"),
-            *(
-                Row(
-                    f"blocks.{{i}}.attn.qkv.{ours}",
-                    tuple(f"{BERT_LAYER}/attention_block/attention_layer/{part}/{theirs}" for part in QKV),
-                    layout,
-                )
-                for ours, theirs, layout in (("weight", "kernel", ANY_IN), ("bias", "bias", ANY_BIAS))
-            ),
-            *layer("blocks.{i}.attn.proj", f"{BERT_LAYER}/attention_block/dense_layer", ANY_OUT),
-            *norm("blocks.{i}.norm1", f"{BERT_LAYER}/attention_block/layer_norm"),
-            *layer("blocks.{i}.mlp.fc1", f"{BERT_LAYER}/mlp_block/mlp/dense_layer"),
-            *layer("blocks.{i}.mlp.fc2", f"{BERT_LAYER}/mlp_block/dense_layer"),
-            *norm("blocks.{i}.norm2", f"{BERT_LAYER}/mlp_block/layer_norm"),
-            *layer("projection", "head"),
-        ),
-        block=r"encoder_block/layer_sequence/layers_(\d+)/",
-    )
+    table = TABLES["lit_text"]
     scale, bias = "params/t", "params/b"
 
     def tensors(self, checkpoint: Checkpoint) -> Tensors:
@@ -231,7 +158,7 @@ class LitText(TextFamily):
         return tower
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> tuple[dict[str, Any], dict[str, Any]]:
-        query = tensors.get(f"{BERT_LAYER.format(i=0)}/attention_block/attention_layer/query/kernel", torch.empty(1, 1))
+        query = tensors.get(f"{BERT_LAYER}/attention_block/attention_layer/query/kernel", torch.empty(1, 1))
         heads = query.shape[1] if query.dim() == 3 else max(1, query.shape[-1] // LIT_HEAD_WIDTH)
         numerics = GOOGLE_NUMERICS.replace(norm_eps=1e-12)
         return {"num_heads": heads, "causal": False, "pool": "first", "post_norm": True, "numerics": numerics}, {}

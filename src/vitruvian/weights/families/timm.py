@@ -11,7 +11,7 @@ from vitruvian.errors import CheckpointError, argument
 from vitruvian.settings import Size
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, Family, mixer_obstacles, vit_obstacles
-from vitruvian.weights.families.tables import POSITIONS, ArrayLayout, Row, Table, Tensors, pair, pairs, rename
+from vitruvian.weights.families.tables import TABLES, Tensors, rename
 from vitruvian.weights.families.timm_config import (
     HARMLESS,
     NUMERICS,
@@ -21,55 +21,6 @@ from vitruvian.weights.families.timm_config import (
     write_config,
 )
 from vitruvian.weights.families.timm_layout import STEM_NAMES, count_branches, join_parts
-
-ATTENTION_LAYERS = ("norm1", "attn.qkv", "attn.q_norm", "attn.k_norm", "attn.norm", "attn.proj")
-BLOCK_LAYERS = (*ATTENTION_LAYERS, "norm2", "mlp.fc1", "mlp.norm", "mlp.fc2")
-POOL_LAYERS = ("q", "kv", "proj", "norm", "mlp.fc1", "mlp.fc2")
-
-TOKEN_ROWS = (
-    *pairs({"embed.patch": "patch_embed.proj", "embed.patch_norm": "patch_embed.norm", "embed.norm": "norm_pre"}),
-    Row("embed.cls_token", ("cls_token",)),
-    Row("embed.dist_token", ("dist_token",)),
-    Row("embed.reg_tokens", ("reg_token",)),
-    Row(POSITIONS, ("pos_embed",)),
-    *pair("norm", "norm"),
-)
-BLOCK_ROWS = (
-    *pairs(dict(zip(BLOCK_LAYERS, BLOCK_LAYERS)), "blocks.{i}.", "blocks.{i}."),
-    Row("blocks.{i}.attn.position.table", ("blocks.{i}.attn.relative_position_bias_table",)),
-    Row("blocks.{i}.attn.position.frequencies", ("blocks.{i}.attn.rope_freqs",)),
-    Row("blocks.{i}.attn.subtracted", ("blocks.{i}.attn.subtracted",)),
-    Row("blocks.{i}.attn.head_norm.weight", ("blocks.{i}.attn.sub_norm.weight",)),
-    Row("blocks.{i}.ls1", ("blocks.{i}.ls1.gamma",)),
-    Row("blocks.{i}.ls2", ("blocks.{i}.ls2.gamma",)),
-)
-FACTOR_ROWS = Row("embed.row_pos_embed", ("pos_embed_y",)), Row("embed.col_pos_embed", ("pos_embed_x",))
-
-UNIT, NATIVE_UNIT = "patch_embed.backbone.stages.{s}.blocks.{u}", "embed.stem.stages.{s}.{u}"
-STEM_ROWS = (
-    Row("embed.stem.root.weight", ("patch_embed.backbone.stem.conv.weight",)),
-    *pair("embed.stem.root_norm", "patch_embed.backbone.stem.norm"),
-    *(Row(f"{NATIVE_UNIT}.conv{n}.weight", (f"{UNIT}.conv{n}.weight",)) for n in (1, 2, 3)),
-    *(row for n in (1, 2, 3) for row in pair(f"{NATIVE_UNIT}.norm{n}", f"{UNIT}.norm{n}")),
-    Row(f"{NATIVE_UNIT}.shortcut.weight", (f"{UNIT}.downsample.conv.weight",)),
-    *pair(f"{NATIVE_UNIT}.shortcut_norm", f"{UNIT}.downsample.norm"),
-)
-
-
-def batch_norm(native: str, foreign: str) -> tuple[Row, ...]:
-    kinds = ("weight", "bias", "running_mean", "running_var")
-    return tuple(Row(f"{native}.{kind}", (f"{foreign}.{kind}",)) for kind in kinds)
-
-
-RESNET_D_UNIT = "patch_embed.backbone.stages.{s}.units.{u}"
-BATCH_STEM_ROWS = (
-    *(Row(f"embed.stem.root.{n}.conv.weight", (f"patch_embed.root.{n}.conv.weight",)) for n in range(3)),
-    *(row for n in range(3) for row in batch_norm(f"embed.stem.root.{n}.norm", f"patch_embed.root.{n}.norm")),
-    *(Row(f"{NATIVE_UNIT}.part{n}.conv.weight", (f"{RESNET_D_UNIT}.conv{n}.weight",)) for n in (1, 2, 3)),
-    *(row for n in (1, 2, 3) for row in batch_norm(f"{NATIVE_UNIT}.part{n}.norm", f"{RESNET_D_UNIT}.bn{n}")),
-    Row(f"{NATIVE_UNIT}.shortcut.conv.weight", (f"{RESNET_D_UNIT}.downsample.1.weight",)),
-    *batch_norm(f"{NATIVE_UNIT}.shortcut.norm", f"{RESNET_D_UNIT}.downsample.2"),
-)
 
 ANCHORS = ("patch_embed.proj.weight", "patch_embed.backbone.2.conv.weight", "embeds.proj.weight")
 """The patch embedding of most models, behind MobileCLIP's stem, and of NaFlexVit."""
@@ -120,20 +71,7 @@ class Timm(Family[ViTConfig]):
         *((f"^{re.escape(theirs)}", ours) for names in STEM_NAMES.values() for theirs, ours in names.items()),
     )
     suffixes: ClassVar[tuple[str, ...]] = (".safetensors", ".pth", ".pt", ".bin")
-    table = Table(
-        rows=(
-            *TOKEN_ROWS,
-            *BLOCK_ROWS,
-            Row("attn_pool.probe", ("attn_pool.latent",)),
-            *pairs(dict(zip(POOL_LAYERS, POOL_LAYERS)), "attn_pool.", "attn_pool."),
-            *pairs({"pre_logits": "pre_logits.fc", "head": "head", "head_dist": "head_dist"}),
-            *STEM_ROWS,
-            *BATCH_STEM_ROWS,
-            *FACTOR_ROWS,
-        ),
-        block=r"blocks\.(\d+)\.",
-        unit=r"patch_embed\.backbone\.stages\.(\d+)\.(?:blocks|units)\.(\d+)\.",
-    )
+    table = TABLES["timm"]
 
     def prefix(self, tensors: Tensors) -> str | None:
         return next((p for p in self.prefixes if any(p + anchor in tensors for anchor in ANCHORS)), None)
@@ -302,9 +240,6 @@ def naflex_image_size(tensors: Tensors, checkpoint: Checkpoint, *, square: bool)
     return len(rows) * side, len(columns) * side
 
 
-BIT_STAGE, BIT_UNIT = "stages.{s}.{u}", "stages.{s}.blocks.{u}"
-KERNEL = ArrayLayout(4, lambda parts: parts[0][:, :, 0, 0], lambda x, n, heads: [x[:, :, None, None]])
-"""A dense layer stored as a 1x1 convolution in PyTorch's layout."""
 SIMPLE_ARGUMENTS = frozenset({"num_classes", "in_chans"})
 """`model_args` allowed for architectures outside `timm.json`; the arrays determine them."""
 
@@ -329,18 +264,7 @@ class TimmBit(Family[ResNetConfig]):
     anchor = "stem.conv.weight"
     prefixes = ("", "module.", "model.")
     suffixes = Timm.suffixes
-    table = Table(
-        rows=(
-            Row("root.weight", ("stem.conv.weight",)),
-            *(Row(f"{BIT_STAGE}.conv{n}.weight", (f"{BIT_UNIT}.conv{n}.weight",)) for n in (1, 2, 3)),
-            *(row for n in (1, 2, 3) for row in pair(f"{BIT_STAGE}.norm{n}", f"{BIT_UNIT}.norm{n}")),
-            Row(f"{BIT_STAGE}.shortcut.weight", (f"{BIT_UNIT}.downsample.conv.weight",)),
-            *pair("norm", "norm"),
-            Row("head.weight", ("head.fc.weight",), KERNEL),
-            Row("head.bias", ("head.fc.bias",)),
-        ),
-        unit=r"stages\.(\d+)\.blocks\.(\d+)\.",
-    )
+    table = TABLES["timm_bit"]
 
     def __init__(self, *, folder: bool = False) -> None:
         """`folder`: whether a model is written as a folder, whose `config.json` names one of timm's models."""
@@ -385,24 +309,7 @@ class TimmMixer(Timm):
     marks = ("blocks.0.mlp_tokens.fc1.weight",)
     prefixes = ("", "module.", "model.")
     renames = ()
-    table = Table(
-        rows=(
-            *pairs({"embed.patch": "stem.proj", "norm": "norm", "head": "head"}),
-            *pairs(
-                {
-                    "norm1": "norm1",
-                    "attn.fc1": "mlp_tokens.fc1",
-                    "attn.proj": "mlp_tokens.fc2",
-                    "norm2": "norm2",
-                    "mlp.fc1": "mlp_channels.fc1",
-                    "mlp.fc2": "mlp_channels.fc2",
-                },
-                "blocks.{i}.",
-                "blocks.{i}.",
-            ),
-        ),
-        block=r"blocks\.(\d+)\.",
-    )
+    table = TABLES["timm_mixer"]
 
     def __init__(self, *, folder: bool = False) -> None:
         """`folder`: whether a model is written as a folder, whose `config.json` names one of timm's models."""

@@ -3,9 +3,7 @@
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, TORCHVISION_NUMERICS, Preprocess, ViTConfig
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Family, scaled_size, vit_obstacles
-from vitruvian.weights.families.tables import POSITIONS, Row, Table, pair, pairs
-
-BLOCK = "encoder.layers.encoder_layer_{i}."
+from vitruvian.weights.families.tables import TABLES
 
 
 class Torchvision(Family[ViTConfig]):
@@ -17,20 +15,7 @@ class Torchvision(Family[ViTConfig]):
     anchor = "conv_proj.weight"
     prefixes = ("", "module.", "model.", "_orig_mod.")
     renames = ((r"\.mlp\.linear_1\.", ".mlp.0."), (r"\.mlp\.linear_2\.", ".mlp.3."))  # older files
-    table = Table(
-        rows=(
-            *pair("embed.patch", "conv_proj"),
-            Row("embed.cls_token", ("class_token",)),
-            Row(POSITIONS, ("encoder.pos_embedding",)),
-            *pairs({"norm1": "ln_1", "norm2": "ln_2"}, "blocks.{i}.", BLOCK),
-            Row("blocks.{i}.attn.qkv.weight", (f"{BLOCK}self_attention.in_proj_weight",)),
-            Row("blocks.{i}.attn.qkv.bias", (f"{BLOCK}self_attention.in_proj_bias",)),
-            *pair("blocks.{i}.attn.proj", f"{BLOCK}self_attention.out_proj"),
-            *pairs({"mlp.fc1": "mlp.0", "mlp.fc2": "mlp.3"}, "blocks.{i}.", BLOCK),
-            *pairs({"norm": "encoder.ln", "pre_logits": "heads.pre_logits", "head": "heads.head"}),
-        ),
-        block=r"encoder\.layers\.encoder_layer_(\d+)\.",
-    )
+    table = TABLES["torchvision"]
 
     def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
         """Shorter side 256, center crop 224, bilinear; L/16 resizes to 242, SWAG's models do not crop."""
