@@ -30,6 +30,7 @@ from .inference import features as features
 from .model.build import build as build
 from .model.resnet import ResNet as ResNet
 from .model.vit import ViT as ViT
+from .study.compare import compare as compare
 from .training import Listener as Listener
 from .training import Recipe as Recipe
 from .training import Run as Run

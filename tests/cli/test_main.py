@@ -72,6 +72,7 @@ OPTIONS = {
     "--batch-size --num-heads --image-size --device",
     "evaluate": "--model -m --split --real --wordnet-ids --mappings --calibrated --template --flip --seed --json "
     "--by --coverage --out --batch-size --num-heads --image-size --device --engine --tome-r",
+    "compare": "--data --split --json --out --batch-size --num-heads --image-size --device --engine --tome-r",
     "explain": "--model -m --out --map --class --top --layer --head --patch --deletion --figures --reconstruct --count "
     "--json --num-heads --image-size --device --engine --tome-r",
     "study table2": "--models --tasks --out --set --json --quick --recipe --seeds --data-root",

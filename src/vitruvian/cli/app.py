@@ -14,7 +14,7 @@ from vitruvian import __version__
 from vitruvian.cli.compress import bench, optimize
 from vitruvian.cli.data import datasets, doctor, pack
 from vitruvian.cli.demo import demo
-from vitruvian.cli.evaluate import evaluate, probe
+from vitruvian.cli.evaluate import compare, evaluate, probe
 from vitruvian.cli.explain import explain
 from vitruvian.cli.models import convert, export, models
 from vitruvian.cli.options import Command
@@ -38,6 +38,7 @@ GROUPS: dict[str, dict[Callable[..., None], str]] = {
         train: "vit train photos/ --from W.safetensors --epochs 10",
         finetune: "vit finetune photos/ --from W.safetensors --seeds 3",
         evaluate: "vit evaluate photos/ --model runs/photos-1 --out report/",
+        compare: "vit compare runs/photos-1 runs/photos-2 --out report/",
         probe: "vit probe photos/ --model W.safetensors",
     },
     "Data": {

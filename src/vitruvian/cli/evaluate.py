@@ -1,4 +1,4 @@
-"""`vit evaluate` and `vit probe`: how good a model or its frozen features are on these images."""
+"""`vit evaluate`, `vit compare` and `vit probe`: how good models or their frozen features are on these images."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ CALIBRATED = option("FOLDER", "Save the model with everything fitted (temperatur
 BY = option("COLUMN", "Accuracy per value of this column of the manifest, or of a regular expression on the path.")
 COVERAGE = option("SHARE", "Fit prediction sets that contain the label this often, such as 0.95.")
 SHOWN_SLICES = 20
+SHOWN_DIFFERENCES = 10  # classes and images to list on the terminal
 SHOTS = option("N,N,...", "Images per class of the few-shot probe [default: 1,5,10,25].")
 
 
@@ -129,6 +130,59 @@ def evaluation_table(evaluation: Evaluation) -> str:
             lines.append(f"the worst {len(shown)} of {len(evaluation.slices):,}; --json has all")
         lines.append(describe_worst(evaluation))
     return "\n".join(lines)
+
+
+@expand_options
+def compare(
+    models: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Runs or other weights; the first is the baseline.")
+    ],
+    options: ModelOptions,
+    data: Annotated[
+        str | None, option("DATA", "Data to compare on [default: the images that all runs held out].")
+    ] = None,
+    split: Annotated[str | None, option("NAME", "Split of DATA [default: test, val, or the only one].")] = None,
+    as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the tables.")] = False,
+    out: ReportFolder = None,
+    batch_size: Batch = DEFAULT_BATCH_SIZE,
+) -> None:
+    """Compare runs or models image by image: is the difference real?
+
+    Prints the paired difference of each model from the first with its interval, the classes and the settings in which
+    they differ, and the images that they classify differently.
+    """
+    with quick_imports():
+        from vitruvian.inference import Encoder
+        from vitruvian.study.compare import compare as run_comparison
+        from vitruvian.study.compare import describe_pair, write_comparison
+
+    if len(models) < 2:
+        raise typer.BadParameter("give at least two", param_hint="RUN...")
+    encoders = [Encoder(model, **vars(options)) for model in models]
+    follow = partial(track, label="images")
+    result = run_comparison(encoders, data, split=split, batch_size=batch_size, track=follow)
+    if as_json:
+        print(json.dumps(result.to_json()))
+    else:
+        print(f"{result.count:,} images of {result.data}, {result.images_are}")
+        accuracies = [
+            (name, f"{top1:.2f}", f"{low:.2f} to {high:.2f}")
+            for name, top1, (low, high) in zip(result.models, result.top1, result.intervals)
+        ]
+        print(table(("", ">top-1 %", "95% interval"), accuracies))
+        print("\n".join(describe_pair(pair, result.models[0]) for pair in result.pairs))
+        rows = [(name, f"{n:,}", *(f"{value:.2f}" for value in values)) for name, n, values in result.classes]
+        names = [f">{name}" for name in result.models]
+        print("\n" + table(("class", ">images", *names), rows[:SHOWN_DIFFERENCES]))
+        if result.settings:
+            print("\n" + table(("setting", *result.models), [(n, *v) for n, v in result.settings.items()]))
+        if result.images:
+            shown = [(image.key, image.label, *image.predictions) for image in result.images[:SHOWN_DIFFERENCES]]
+            print("\n" + table(("image", "label", *result.models), shown))
+            print(f"{len(result.images):,} images have different predictions; --json has all")
+    print_notes(result.notes)
+    if out is not None:
+        print_status(f"wrote {write_comparison(result, out)}")
 
 
 @expand_options

@@ -1,0 +1,112 @@
+"""Comparisons of models on the same images: known differences, their intervals, and what is printed and written."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.stats import binomtest
+from typer.testing import CliRunner
+
+from vitruvian.cli.app import app
+from vitruvian.config import ViTConfig
+from vitruvian.errors import ConfigError, DataError
+from vitruvian.model.build import build
+from vitruvian.study.compare import compare, mcnemar, paired_difference, write_comparison
+from vitruvian.training import train
+from vitruvian.weights.save import save
+
+TINY = ViTConfig(image_size=(16, 16), patch_size=8, depth=1, width=16, mlp_dim=32, num_heads=2, num_classes=2)
+RUN = ("architecture.depth=1", "architecture.width=16", "architecture.mlp_dim=16", "architecture.num_heads=2")
+RUN += ("architecture.patch_size=4", "steps=4", "batch_size=32", "workers=0")
+
+
+@pytest.fixture
+def photos(tmp_path):
+    rng = np.random.default_rng(0)
+    for name, color in (("dark", 90), ("light", 160)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(20):
+            pixels = (color + 60 * rng.normal(size=(16, 16, 3))).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
+    return tmp_path / "photos"
+
+
+def model_of(seed):
+    model = build(TINY, seed=0)
+    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(seed))
+    model.meta = model.meta.replace(labels=("dark", "light"))
+    return model
+
+
+@pytest.mark.parametrize(("lost", "gained"), [(0, 0), (3, 3), (1, 9), (40, 12), (1000, 1100)])
+def test_mcnemars_test_is_the_binomial_one(lost, gained):
+    expected = binomtest(lost, lost + gained).pvalue if lost + gained else 1.0
+    assert mcnemar(lost, gained) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_interval_of_a_paired_difference_contains_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    hits = 0
+    for _ in range(400):
+        draw = rng.choice(4, size=150, p=[0.6, 0.1, 0.2, 0.1])  # both, only the first, only the second, neither
+        low, high = paired_difference("", np.isin(draw, (0, 1)), np.isin(draw, (0, 2))).interval
+        hits += low <= 10.0 <= high
+    assert hits / 400 == pytest.approx(0.95, abs=0.03)  # three standard errors
+    equal = paired_difference("", np.ones(50, bool), np.ones(50, bool))
+    assert (equal.difference, equal.p) == (0.0, 1.0)
+    assert equal.interval[0] < 0 < equal.interval[1]  # 50 images prove no equality
+
+
+def test_two_models_are_compared_image_by_image(tmp_path, photos):
+    result = compare([model_of(1), model_of(2)], photos)
+    first, second = (compare([model_of(s), model_of(s)], photos).top1[0] for s in (1, 2))
+    assert result.top1 == pytest.approx((first, second))
+    (pair,) = result.pairs
+    assert pair.difference == pytest.approx(second - first)
+    assert pair.difference == pytest.approx(100 * (pair.only_this - pair.only_first) / 40)
+    assert pair.only_this + pair.only_first == len(result.images)  # of two classes, one is right
+    assert all(image.predictions[0] != image.predictions[1] for image in result.images)
+    for name, count, values in result.classes:
+        assert count == 20
+        assert name in ("dark", "light")
+        assert abs(values[0] - values[1]) <= 100
+    page = write_comparison(result, tmp_path / "out").read_text()
+    assert "Images that differ" in page
+    assert json.loads((tmp_path / "out" / "compare.json").read_text())["pairs"][0]["p"] == pair.p
+
+
+def test_a_model_does_not_differ_from_itself(photos):
+    result = compare([model_of(1), model_of(1), model_of(1)], photos)
+    assert [(pair.difference, pair.p) for pair in result.pairs] == [(0.0, 1.0)] * 2
+    assert (result.images, result.settings) == ((), {})
+    assert len(set(result.models)) == 3
+
+
+@pytest.mark.slow
+def test_runs_are_compared_on_what_they_held_out_and_by_their_settings(tmp_path, photos):
+    start = {"model": "ViT-Ti/16", "progress": False}
+    sizes = {"image_size": 16, "val_fraction": 0.4}
+    for name, more in {"a": {}, "b": {"lr": 0.01}, "c": {"split_seed": 5}}.items():
+        train(photos, **start, out=tmp_path / name, settings=RUN, **sizes, **more)
+    result = compare([tmp_path / "a", tmp_path / "b"])
+    assert result.count == 16
+    assert result.images_are == "40% of each class, held out"
+    assert result.settings["lr"] == ("default", "0.01")
+    assert result.models == ("a", "b")
+    with pytest.raises(DataError, match="the runs held out different images; give data= to compare them on"):
+        compare([tmp_path / "a", tmp_path / "c"])
+    save(model_of(1), tmp_path / "model")
+    with pytest.raises(ConfigError, match="not all of these are runs"):
+        compare([tmp_path / "a", tmp_path / "model"])
+
+
+def test_the_command_prints_the_difference(tmp_path, photos):
+    for seed in (1, 2):
+        save(model_of(seed), tmp_path / f"model{seed}")
+    words = ["compare", *(str(tmp_path / f"model{seed}") for seed in (1, 2)), "--data", str(photos)]
+    ran = CliRunner().invoke(app, words)
+    assert ran.exit_code == 0, ran.output
+    assert "model2 - model1: " in ran.output
+    assert "images have different predictions" in ran.output
