@@ -99,3 +99,13 @@ def test_a_long_line_is_thinned_and_says_so():
     (line,) = polylines(chart)
     assert len(line) <= MAX_POINTS
     assert "train (means of 34)" in chart
+
+
+def test_error_bars_are_drawn_and_fit_into_the_axes():
+    line = Line("mean", [(1, 50.0), (2, 60.0)], spread={2: 15.0})
+    drawing = Chart(title="accuracy", lines=[line], x_label="x").drawing()
+    [((x1, bottom), (x2, top))] = drawing.lines[0].bars
+    assert x1 == x2 == drawing.lines[0].pixels[1][0]
+    assert bottom > drawing.lines[0].pixels[1][1] > top >= 0
+    assert drawing.lines[0].pixels[1][1] - top == pytest.approx(bottom - drawing.lines[0].pixels[1][1])
+    assert Chart(title="accuracy", lines=[line], x_label="x").svg().count("<line x1") == 1

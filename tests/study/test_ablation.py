@@ -204,7 +204,7 @@ def test_a_study_goes_on_where_it_stopped_and_repeats_nothing(tmp_path):
         "ResNet-all-seed-0",
     ]
     assert (study.runs[0].folder / "model" / "model.safetensors").stat().st_mtime_ns == first
-    assert {name: [x for x, _ in points] for name, points in study.lines().items()} == {
+    assert {line.name: [x for x, _ in line.points] for line in study.lines()} == {
         "ViT": [50.0, 1438.0],
         "ResNet": [50.0, 1438.0],
     }

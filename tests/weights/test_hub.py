@@ -290,9 +290,8 @@ def test_the_default_is_downloaded_once_and_then_predicts_offline(hugging_face, 
     for offline in ({}, {"HF_HUB_OFFLINE": "1"}):  # the network is gone; and nobody asks for it
         again = process("predict", tmp_path / "photo.png", home=tmp_path, **offline)
         assert (again.out, again.err) == (first.out, f"no model given, using {hub.DEFAULT}\n")
-    assert process("predict", tmp_path / "photo.png", home=tmp_path / "other").err.startswith(
-        "no model given, and the default could not be downloaded: using the bundled model, which knows airplane"
-    )
+    elsewhere = process("predict", tmp_path / "photo.png", home=tmp_path / "other").err
+    assert "no model given, and the default could not be downloaded: using the bundled model, which knows" in elsewhere
 
 
 @pytest.mark.slow

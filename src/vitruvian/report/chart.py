@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -30,6 +30,7 @@ class Line:
     points: Sequence[Point]
     scatter: bool = False  # draw dots instead of a line
     color: int | None = None  # index into COLORS; by default the position among the lines
+    spread: Mapping[float, float] = field(default_factory=dict)  # x: half the length of an error bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class DrawnLine:
     line: Line
     color: int
     pixels: list[Point]
+    bars: list[tuple[Point, Point]]  # error bars
 
     @property
     def dash(self) -> str:
@@ -135,6 +137,8 @@ class Chart:
         for drawn in drawing.lines:
             if not drawn.line.scatter:
                 canvas.line(drawn.pixels, COLORS[drawn.color])
+            for bar in drawn.bars:
+                canvas.line(bar, COLORS[drawn.color], width=1)
             for point in drawn.pixels if drawn.has_dots else ():
                 canvas.dot(point, COLORS[drawn.color])
         return canvas.image.resize((width, height + top), Image.Resampling.LANCZOS)
@@ -149,7 +153,9 @@ class Chart:
         if not lines:
             return None
         width, height = self.size
+        bars = [[(x, y, line.spread[x]) for x, y in line.points if x in line.spread] for _, line in lines]
         xs, ys = zip(*(point for _, line in lines for point in line.points))
+        ys += tuple(y + side for drawn in bars for _, y, half in drawn for side in (-half, half))
         x_axis = log_axis(xs) if self.log_x else horizontal_axis(xs)
         y_axis = log_axis(ys) if self.log_y else vertical_axis(ys, include=self.y_from)
 
@@ -166,7 +172,15 @@ class Chart:
             x, _ = pixel(value, y_axis.low)
             labels.append(Label(x, height - BOTTOM + 13, text, "end" if x > width - RIGHT - 18 else "middle"))
         labels.append(Label((LEFT + width - RIGHT) / 2, height - 10, self.x_label, "middle"))
-        drawn = [DrawnLine(line, color, [pixel(*point) for point in line.points]) for color, line in lines]
+        drawn = [
+            DrawnLine(
+                line,
+                color,
+                [pixel(*point) for point in line.points],
+                [(pixel(x, y - half), pixel(x, y + half)) for x, y, half in line_bars],
+            )
+            for (color, line), line_bars in zip(lines, bars)
+        ]
         return Drawing(grid, labels, drawn)
 
 

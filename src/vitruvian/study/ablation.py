@@ -144,20 +144,24 @@ class Study:
         """The paper's finding, and what differs here."""
         return [f"the paper ({self.kind.paper}): {self.kind.finding}", differs_text(self.differs)]
 
-    def lines(self) -> dict[str, list[tuple[float, float]]]:
-        """For each row, the mean over the horizontal axis, for the cells that have a result."""
-        lines: dict[str, list[tuple[float, float]]] = {}
+    def lines(self) -> list[Line]:
+        """For each row, mean and standard deviation over the horizontal axis, for the cells that have a result."""
+        points: dict[str, dict[float, tuple[float, float]]] = {}
         for cell in map(StudyCell.to_json, self.cells if self.kind.x else ()):
-            points = lines.setdefault(cell["row"], [])
+            row = points.setdefault(cell["row"], {})
             if cell["mean"] is not None:
-                points.append((float(cell[self.kind.x]), cell["mean"]))
-        return {name: sorted(points) for name, points in lines.items()}
+                row[float(cell[self.kind.x])] = cell["mean"], cell["deviation"] or 0.0
+        return [
+            Line(
+                name, sorted((x, mean) for x, (mean, _) in row.items()), spread={x: std for x, (_, std) in row.items()}
+            )
+            for name, row in points.items()
+        ]
 
     def chart(self) -> Chart:
-        title = f"{self.kind.paper.partition(',')[0]} here: {METRICS[self.kind.metric]} accuracy, %"
+        title = f"{self.kind.paper.partition(',')[0]} here: {METRICS[self.kind.metric]} accuracy, % (mean ± std)"
         axis = AXES.get(self.kind.x, "")
-        drawn = [Line(name, points) for name, points in self.lines().items()]
-        return Chart(title=title, lines=drawn, x_label=f"{axis} (logarithmic)", log_x=True, size=(760, 400))
+        return Chart(title=title, lines=self.lines(), x_label=f"{axis} (logarithmic)", log_x=True, size=(760, 400))
 
     def paper_text(self) -> str:
         """The paper's table that stands beside the study, for printing; empty if there is none."""
