@@ -80,6 +80,12 @@ def test_the_halved_model_of_figure_4_is_spelled_with_a_small_letter():
     assert title_of(resolve("ViT-S/32")) == "ViT-S/32"
 
 
+@pytest.mark.parametrize("name", ["ViT-b/14", "R50+ViT-b/32", "Axial-ViT-b/16"])
+def test_other_names_with_the_small_letter_do_not_stand_for_the_large_model(name):
+    with pytest.raises(UnknownNameError, match=f"unknown model {re.escape(repr(name))}"):
+        resolve(name)
+
+
 def test_the_resnets_of_table_6_have_names():
     assert resolve("R50x2") == ResNetConfig(stages=(3, 4, 6, 3), width=128)
     assert resolve("R152x1") == ResNetConfig(stages=(3, 8, 36, 3), width=64)

@@ -203,7 +203,9 @@ def canonical(name: str) -> tuple[str, Size | None]:
         text, side = text[: trailing.start()], int(trailing.group(1))
         size = (side, side)
     exact = (text, re.sub(r"[-_](?=\d+$)", "/", text))  # ViT-b_32 is ViT-b/32
-    variant = next((EXACT[name] for name in exact if name in EXACT), None) or ALIASES.get(_fold(text))
+    variant = next((EXACT[name] for name in exact if name in EXACT), None)
+    if variant is None and not re.search("ViT-b(?![a-z])", text):  # of half the width, which is not B
+        variant = ALIASES.get(_fold(text))
     if variant is None:
         others = [other for known in VARIANTS for other in _other_names(known)]
         raise UnknownNameError("model", name, [*VARIANTS, *others], see="(see `vit models`)")

@@ -367,7 +367,7 @@ def test_objectnet_is_evaluated_with_the_mappings_beside_its_images(tmp_path):
         "top-5 among all outputs",
         "top-1 accuracy",
     ]
-    assert "the paper among all outputs: H/14, JFT-300M, top-1 61.7, top-5 82.1" in shown
+    assert "the paper on ObjectNet, among all outputs: H/14, JFT-300M, top-1 61.7, top-5 82.1" in shown
     assert found["label_space"] == {
         "matched_by": "a mapping to ImageNet-1k, 2 of 3 classes",
         "outputs": 1000,

@@ -70,7 +70,11 @@ def test_rows_stand_beside_measured_ones_with_their_deviations():
     assert not any("Noisy Student" in name for _, name, *_ in rows)  # neither was measured
     assert paper_text(["digits"], ["table5"], "x") == ""
     text = paper_text(["imagenet", "exaflops"], ["table6"], "small models")
-    assert re.search(r"ResNet200x3, JFT-300M, 14 epochs +87\.22 +3306\.00\n", text)
+    assert re.search(r"ResNet200x3, JFT-300M, 14 epochs +87\.22 +3306\n", text)
+    assert ["Table 2", "Noisy Student EfficientNet-L2, JFT-300M unlabeled", "88.4"] in beside(["imagenet"], "table2")
+    assert beside(["learned"], "table8") == []
+    assert ["Table 8", "learned, JFT-300M", "64.206"] in beside(["input"], "table8")
+    assert ["Table 9", "L/16, JFT-300M", "63.5", "85.6"] in beside(["vtab-sun397", "vtab-Natural"], "table9")
     assert text.endswith("arXiv 2010.11929v2; here small models")
     assert paper_tables()["objectnet"]["rows"] == [["H/14", "JFT-300M", {"top1": 61.7, "top5": 82.1}]]
     assert set(TABLE5_TASKS) <= set(all_tasks())

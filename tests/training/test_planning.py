@@ -196,7 +196,18 @@ def test_a_plan_for_a_cluster_has_the_model_that_training_would_have(recipe, mod
     assert (planned.recipe, planned.config) == (trained, config_of(trained, planned.config.num_classes))
 
 
+def test_weights_of_a_plan_for_a_cluster_are_not_ignored(tmp_path):
+    for name, shape in (("R50+ViT-L/32", "R50+ViT-L/32"), ("imagenet21k/ViT-L_16", "ViT-L/16")):
+        planned = cluster_plan("paper-jft-r50-b", "8 x A100", weights=name)
+        assert planned.recipe == cluster_plan("paper-jft-r50-b", "8 x A100", model=shape).recipe
+    for arguments in ({"weights": str(tmp_path)}, {"weights": "ViT-L/16", "model": "ViT-B/16"}):
+        with pytest.raises(ConfigError, match="cluster= plans one model by name; give model= alone"):
+            cluster_plan("paper-jft-b", "8 x A100", **arguments)
+
+
 def test_a_cluster_or_a_recipe_that_says_too_little_is_refused():
+    with pytest.raises(ConfigError, match="the length of this recipe follows the number of images; give DATA"):
+        cluster_plan("finetune-bit", "8 x A100", model="R50x1")
     with pytest.raises(ConfigError, match="cluster='A100' is not a number of devices and their name"):
         cluster_plan("paper-jft-h14", "A100")
     with pytest.raises(UnknownNameError, match="unknown accelerator 'B1000'"):

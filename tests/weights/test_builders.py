@@ -14,6 +14,7 @@ from torch import nn
 import vitruvian as vt
 from vitruvian.catalog import PUBLISHED, resolve
 from vitruvian.cost import multiply_adds, parameters
+from vitruvian.errors import ConversionError
 from vitruvian.weights import builders
 
 ENUMS = (vt.ViT_B_16_Weights, vt.ViT_B_32_Weights, vt.ViT_L_16_Weights, vt.ViT_L_32_Weights, vt.ViT_H_14_Weights)
@@ -61,7 +62,7 @@ CALLS = [
     ({"weights": "IMAGENET1K_V7"}, KeyError),
     ({"weights": "ViT_B_32_Weights.DEFAULT"}, KeyError),
     ({"weights": vt.ViT_B_32_Weights.DEFAULT}, TypeError),
-    ({"weights": 7}, TypeError),
+    ({"num_classes": 0}, AssertionError),
     ({"weights": "DEFAULT", "num_classes": 10}, ValueError),
     ({"weights": "DEFAULT", "image_size": 384}, ValueError),
     ({"image_size": 100}, AssertionError),
@@ -74,6 +75,33 @@ CALLS = [
 def test_calls_give_what_torchvisions_give(published, arguments, result):
     found = outcome(lambda: vt.vit_b_16(**arguments))
     assert found == result or (isinstance(found, type) and issubclass(found, result))
+
+
+LEGACY = [
+    # arguments by position and by keyword, and what torchvision's gives with a warning
+    ((vt.ViT_B_16_Weights.DEFAULT,), {}, (True, 224, 1000, True)),
+    ((None, False), {"num_classes": 3}, (True, 224, 3, True)),
+    ((True,), {"progress": False}, (True, 224, 1000, True)),
+    ((), {"pretrained": True}, (True, 224, 1000, True)),
+    ((), {"pretrained": False, "num_classes": 7}, (True, 224, 7, True)),
+    ((), {"weights": True}, (True, 224, 1000, True)),
+    ((), {"weights": False, "num_classes": 7}, (True, 224, 7, True)),
+    ((), {"pretrained": True, "num_classes": 10}, ValueError),
+    ((vt.ViT_B_32_Weights.DEFAULT,), {}, TypeError),
+]
+
+
+@pytest.mark.parametrize(("args", "kwargs", "result"), LEGACY, ids=str)
+def test_calls_that_torchvision_accepts_with_a_warning(published, args, kwargs, result):
+    with pytest.warns(UserWarning, match="by keyword|pretrained is deprecated; pass weights="):
+        assert outcome(lambda: vt.vit_b_16(*args, **kwargs)) in (result, builders.ConfigError)
+
+
+def test_calls_that_torchvision_refuses_are_refused(published):
+    with pytest.raises(TypeError, match="takes 0 positional arguments but 3"):
+        vt.vit_b_16(None, True, 10)
+    with pytest.raises(ValueError, match="vit_h_14 has no weights for pretrained=True; pass weights"):
+        vt.vit_h_14(pretrained=True)
 
 
 def test_errors_say_what_to_change(published):
@@ -184,6 +212,50 @@ def test_programs_replace_the_head_freeze_the_rest_and_reload():
     model.heads = nn.Identity()
     assert model(pixels).shape == (2, 16)
     assert (model.hidden_dim, model.patch_size, model.seq_length, model.representation_size) == (16, 16, 5, None)
+
+
+def test_programs_replace_other_parts_and_reach_layers_by_name():
+    model, gray = vt.vit_b_16(**TINY, num_classes=5), torch.randn(2, 1, 32, 32)
+    nn.init.normal_(model.heads.head.weight)
+    model.conv_proj = nn.Conv2d(1, 16, kernel_size=16, stride=16)
+    before = model.eval()(gray)
+    nn.init.zeros_(model.conv_proj.weight)
+    assert not torch.allclose(model(gray), before)
+    model.class_token = nn.Parameter(torch.full((1, 1, 16), 9.0))
+    assert torch.equal(model.embed.cls_token, torch.full((1, 1, 16), 9.0))
+    with pytest.raises(ValueError, match=r"conv_proj must be a Conv2d with kernel and stride \(16, 16\)"):
+        model.conv_proj = nn.Conv2d(1, 16, kernel_size=8, stride=8)
+    with pytest.raises(ValueError, match="encoder cannot be replaced"):
+        model.encoder = nn.Identity()
+    with pytest.raises(ValueError, match=r"hook model\.encoder\.ln, its last layer"):
+        model.encoder.register_forward_hook(print)
+    for parameter in model.encoder.parameters():
+        parameter.requires_grad = False
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert trained == ["embed.cls_token", "embed.patch.weight", "embed.patch.bias", *trained[-2:]]
+    for twin in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        seen = []
+        twin.encoder.layers[-1].ln_1.register_forward_hook(lambda *_, seen=seen: seen.append("ln_1"))
+        twin.encoder.layers.encoder_layer_1.register_forward_hook(lambda *_, seen=seen: seen.append("layer"))
+        twin.heads.register_forward_hook(lambda *_, seen=seen: seen.append("heads"))
+        torch.testing.assert_close(twin(gray), model(gray))
+        assert seen[:3] == ["ln_1", "layer", "heads"]
+
+
+def test_a_head_that_does_not_fit_the_config_is_not_written(tmp_path):
+    for model in (vt.vit_b_16(**TINY), vt.create_model("ViT-B/16", depth=1, width=16, mlp_dim=8, num_heads=2)):
+        model.head = nn.Linear(16, 3)
+        with pytest.raises(ConversionError, match=r"the head has 3 outputs, model\.config has num_classes=1000"):
+            vt.save(model, tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+def test_a_transform_is_a_module_and_describes_itself():
+    transform = vt.ViT_L_16_Weights.DEFAULT.transforms()
+    pixels = nn.Sequential(transform)(torch.zeros(3, 300, 260, dtype=torch.uint8))
+    assert pixels.shape == (3, 224, 224)
+    assert "resized to resize_size=[242] using interpolation=bilinear" in transform.describe()
+    assert repr(transform).splitlines()[:2] == ["ImageClassification(", "    crop_size=[224]"]
 
 
 def test_random_weights_follow_the_seed_of_torch_and_numerics_are_torchvisions():

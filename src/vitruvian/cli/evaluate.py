@@ -109,7 +109,7 @@ def evaluation_table(evaluation: Evaluation) -> str:
         from vitruvian.study.paper import paper_rows
 
         (row,) = paper_rows("objectnet")
-        lines.append(f"the paper among all outputs: {row.name}, top-1 {row.values['top1']}, top-5 {row.values['top5']}")
+        lines.append(f"the paper on ObjectNet, among all outputs: {row.name}, top-1 {row.values['top1']}, top-5 {row.values['top5']}")
     calibration = evaluation.calibration
     if calibration.before is not None and calibration.after is not None:
         lines.append(

@@ -104,7 +104,8 @@ def train(
             raise typer.BadParameter("--cluster is for --plan and --recipe NAME")
         from vitruvian.training.planning import cluster_lines, cluster_plan
 
-        print("\n".join(cluster_lines(cluster_plan(recipe, cluster, data=data, model=model, settings=changes))))
+        planned = cluster_plan(recipe, cluster, data=data, model=model, weights=weights, settings=changes)
+        print("\n".join(cluster_lines(planned)))
         return
     if (data is None) == (resume is None):
         raise typer.BadParameter("give DATA to train on, or --resume RUN")

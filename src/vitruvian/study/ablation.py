@@ -108,7 +108,7 @@ class StudyCell:
         cell = self.to_json()
         seconds = sum(run.get("seconds", 0) for run in cell["runs"])
         counts = (f"{cell[key]:,}" for key in ("images", "steps", "parameters"))
-        paper = "-" if self.paper is None else f"{self.paper:g}"
+        paper = "-" if self.paper is None else str(self.paper)
         measured = (format_mean(self.values) or "-", paper, format_duration(seconds) if self.values else "-")
         return [self.row, self.column, *counts, f"{cell['multiply_adds']:.3g}", *measured, self.state]
 
@@ -351,7 +351,7 @@ def write_study(study: Study) -> None:
         title=f"{kind.name} study on {study.data.short_name}",
         subtitle=f"{sum(run.state == 'done' for run in study.runs)} of {len(study.runs)} runs done",
         remarks=[kind.about, *study.remarks()],
-        charts=[chart for chart in (chart if image else None, paper_chart(*kind.beside[:2])) if chart],
+        charts=[part for part in (chart if image else None, paper_chart(*kind.beside[:2]) if kind.x else None) if part],
         headings=study.headings,
         rows=[cell.texts() for cell in study.cells],
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from vitruvian.files import parse_toml
 from vitruvian.report.chart import Chart, Line
 from vitruvian.tasks import vtab_tasks
 from vitruvian.text import table
@@ -31,15 +31,30 @@ class PaperRow:
         return f"{self.model}, {self.pretrained_on}{epochs}"
 
     def text(self, column: str) -> str:
-        """`88.55 ± 0.04`, `93.81`, or a dash."""
-        deviation = f" ± {self.deviations[column]:.2f}" if column in self.deviations else ""
-        return f"{self.values[column]:.2f}{deviation}" if column in self.values else "-"
+        """`88.55 ± 0.04`, `93.81`, or a dash; a mean that the paper does not print has one decimal."""
+        value = self.values.get(column, "-")
+        deviation = f" ± {self.deviations[column]}" if column in self.deviations else ""
+        return f"{value:.1f}" if type(value) is float else f"{value}{deviation}"
+
+
+class PaperNumber(float):
+    """A number that prints with the digits of the paper, such as 88.40."""
+
+    def __new__(cls, text: str) -> PaperNumber:
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @cache
 def paper_tables() -> dict[str, Any]:
     """The content of `paper.toml`."""
-    return parse_toml((files("vitruvian") / "paper.toml").read_bytes(), "paper.toml")
+    return tomllib.loads((files("vitruvian") / "paper.toml").read_text(encoding="utf-8"), parse_float=PaperNumber)
 
 
 def paper_rows(name: str) -> list[PaperRow]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from vitruvian.catalog import find_published
 from vitruvian.config import ModelConfig, ViTConfig
 from vitruvian.cost import multiply_adds, parameters
 from vitruvian.data.formats import open_dataset
@@ -323,12 +324,19 @@ def cluster_plan(
     *,
     data: object = None,
     model: str | None = None,
+    weights: str | None = None,
     settings: Sequence[str] = (),
 ) -> ClusterPlan:
     """The cost of a recipe on a cluster such as `64 x A100`.
 
-    By default the data is that which the name of the recipe stands for. `model` replaces that of the recipe.
+    By default the data is that which the name of the recipe stands for. `model` replaces that of the recipe; `weights`
+    is a published name or, since nothing is loaded, the name of an architecture.
     """
+    if weights is not None:
+        if model is not None or Path(weights).expanduser().exists():
+            raise ConfigError(f"{argument('cluster')} plans one model by name", hint=f"give {argument('model')} alone")
+        published = find_published(weights)
+        model = published.variant if published else weights
     match = re.fullmatch(r"\s*(\d{1,6})\s*[x*×]\s*([\w-]+)\s*", cluster)
     if match is None or int(match[1]) < 1:
         example = "a number of devices and their name, such as '64 x A100'"
@@ -336,7 +344,7 @@ def cluster_plan(
     devices, accelerator = int(match[1]), {name.lower(): name for name in ACCELERATORS}.get(match[2].lower())
     if accelerator is None:
         raise UnknownNameError("accelerator", match[2], ACCELERATORS, see=f"(known: {', '.join(ACCELERATORS)})")
-    chosen = choose_recipe(None, recipe, model=model, settings=settings)
+    chosen = choose_recipe(data, recipe, model=model, settings=settings)
     name = Path(str(recipe)).stem if isinstance(recipe, str | Path) else ""
     if data is not None:
         dataset = open_dataset(data)

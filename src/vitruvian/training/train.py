@@ -20,7 +20,7 @@ from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.cost import parameters
 from vitruvian.data.doctor.crossing import split_notes
 from vitruvian.data.transform import Transform
-from vitruvian.errors import TrainingError, argument
+from vitruvian.errors import ConfigError, TrainingError, argument
 from vitruvian.progress import print_status
 from vitruvian.report.html import PAGE
 from vitruvian.text import brief
@@ -331,6 +331,8 @@ def choose_recipe(
     if weights:
         chosen = chosen.replace(weights=absolute_path(weights), architecture=without_shape(chosen))
     if chosen.bit_hyperrule:
+        if data is None:
+            raise ConfigError("the length of this recipe follows the number of images; give DATA")
         chosen = apply_hyperrule(change_recipe(chosen, settings), DataRef.of(data).dataset.train)
     return change_recipe(chosen, settings)
 

@@ -6,12 +6,14 @@ Parameters have our names, except those of the head (`heads.head.weight`); `load
 """
 
 import re
+import warnings
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
-from typing import Any, Self, cast
+from functools import partial, wraps
+from typing import Any, ParamSpec, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +49,7 @@ class ArchitectureError(ConfigError, AssertionError):
     """Sizes that do not fit; an AssertionError, as in torchvision."""
 
 
-class ImageClassification:
+class ImageClassification(nn.Module):
     """torchvision's evaluation transform: resize the shorter side, center crop, scale to 0..1, normalize.
 
     Takes a PIL image, or a tensor (C, rows, columns) or (B, C, rows, columns) of uint8, or of floats in 0..1.
@@ -63,6 +65,7 @@ class ImageClassification:
         interpolation: Any = "bilinear",
         antialias: bool | None = True,
     ) -> None:
+        super().__init__()
         self.crop_size, self.resize_size, self.mean, self.std = [crop_size], [resize_size], list(mean), list(std)
         self.interpolation: Interpolation = getattr(interpolation, "value", interpolation)
         self.antialias = antialias
@@ -71,7 +74,7 @@ class ImageClassification:
             interpolation=self.interpolation,
         )  # fmt: skip
 
-    def __call__(self, image: Image.Image | Tensor) -> Tensor:
+    def forward(self, image: Image.Image | Tensor) -> Tensor:
         if isinstance(image, Image.Image):
             return apply_preprocess(image.convert("RGB"), self.preprocess)
         rows, columns = image.shape[-2:]
@@ -89,7 +92,16 @@ class ImageClassification:
 
     def __repr__(self) -> str:
         fields = ("crop_size", "resize_size", "mean", "std", "interpolation")
-        return f"ImageClassification({', '.join(f'{name}={getattr(self, name)}' for name in fields)})"
+        return "\n    ".join(["ImageClassification(", *(f"{name}={getattr(self, name)}" for name in fields)]) + "\n)"
+
+    def describe(self) -> str:
+        """The steps of the transform as text."""
+        return (
+            "Accepts PIL images and tensors (C, H, W) or (B, C, H, W). The images are resized to "
+            f"resize_size={self.resize_size} using interpolation={self.interpolation}, followed by a central crop of "
+            f"crop_size={self.crop_size}. Finally the values are rescaled to [0.0, 1.0] and normalized using "
+            f"mean={self.mean} and std={self.std}."
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,19 +225,26 @@ class ViT_H_14_Weights(WeightsEnum):
     DEFAULT = IMAGENET1K_SWAG_E2E_V1
 
 
-class EncoderView:
-    """The parts of a model that torchvision's `model.encoder` has."""
+class EncoderView(nn.Module):
+    """The parts of a model that torchvision's `model.encoder` has, made anew at each access."""
 
     def __init__(self, model: "VisionTransformer") -> None:
-        self.layers, self.ln, self.dropout, self.model = model.blocks, model.norm, model.embed.dropout, model
+        super().__init__()
+        self.prefix_pos_embed, self.pos_embed = model.embed.prefix_pos_embed, model.embed.pos_embed
+        self.dropout, self.layers, self.ln = model.embed.dropout, model.blocks, model.norm
+        self.forward_blocks: Callable[[Tensor], Tensor] = model.forward_blocks
 
     @property
     def pos_embedding(self) -> Tensor:  # (1, N, D)
-        embed = self.model.embed
-        return torch.cat([embed.prefix_pos_embed, embed.pos_embed.flatten(0, 1)])[None]
+        return torch.cat([self.prefix_pos_embed, self.pos_embed.flatten(0, 1)])[None]
 
-    def __call__(self, tokens: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
-        return self.model.forward_blocks(self.dropout(tokens + self.pos_embedding))
+    def forward(self, tokens: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
+        return self.forward_blocks(self.dropout(tokens + self.pos_embedding))
+
+    def register_forward_hook(self, *_: Any, **__: Any) -> Any:
+        raise ConfigError("model.encoder is not called by the model", hint="hook model.encoder.ln, its last layer")
+
+    register_forward_pre_hook = register_full_backward_hook = register_forward_hook
 
 
 class VisionTransformer(ViT):
@@ -239,6 +258,9 @@ class VisionTransformer(ViT):
         names = ("pre_logits", "head") if config.representation_size else ("head",)
         layers = {name: self._modules.pop(name) for name in ("pre_logits", "head")}
         self.heads: nn.Module = nn.Sequential(OrderedDict((name, cast(nn.Module, layers[name])) for name in names))
+        for index, block in enumerate(self.blocks):  # other names of modules, which are registered once
+            vars(self.blocks)[f"encoder_layer_{index}"] = block
+            vars(block).update(ln_1=block.norm1, ln_2=block.norm2)
         self.register_state_dict_post_hook(_to_our_names)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_from_any_names)  # type: ignore[no-untyped-call]
 
@@ -254,6 +276,25 @@ class VisionTransformer(ViT):
     @property
     def pre_logits(self) -> nn.Module:  # type: ignore[override]
         return nn.Identity() if self.has_own_heads else getattr(self.heads, "pre_logits", nn.Identity())
+
+    def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
+        return super().forward_head(tokens, True) if pre_logits else self.heads(self.pool(tokens))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Replace a part by torchvision's name, as in `model.conv_proj = nn.Conv2d(1, 768, 16, 16)`."""
+        if name == "encoder":
+            raise ConfigError("model.encoder cannot be replaced", hint="replace layers of model.encoder.layers")
+        if name == "conv_proj":
+            side = (self.config.patch_size,) * 2
+            if not isinstance(value, nn.Conv2d) or (value.kernel_size, value.stride) != (side, side):
+                raise ConfigError(f"conv_proj must be a Conv2d with kernel and stride {side}")
+            self.config, self.embed.patch = self.config.replace(in_channels=value.in_channels), value
+        elif name == "class_token":
+            self.embed.cls_token = value
+        elif name == "head" and "heads" in self._modules:
+            self.heads.head = value
+        else:
+            super().__setattr__(name, value)
 
     def check(self, pixels: Tensor) -> None:
         super().check(pixels)
@@ -309,6 +350,35 @@ def _from_any_names(module: nn.Module, state: dict[str, Tensor], prefix: str, *_
     state |= {prefix + re.sub(r"^(?=(head|pre_logits)\.)", "heads.", name): tensor for name, tensor in inner.items()}
 
 
+P = ParamSpec("P")
+
+
+def _legacy(default: WeightsEnum | None) -> Callable[[Callable[P, VisionTransformer]], Callable[P, VisionTransformer]]:
+    """Also accept the calls that torchvision accepts with a warning: arguments by position, and `pretrained`."""
+
+    def decorate(builder: Callable[..., VisionTransformer]) -> Callable[..., VisionTransformer]:
+        @wraps(builder)
+        def build(*args: Any, **kwargs: Any) -> VisionTransformer:
+            if args:
+                given = dict(zip(("weights", "progress"), args))
+                if len(args) > 2 or given.keys() & kwargs:
+                    return builder(*args, **kwargs)  # a TypeError that says so
+                warnings.warn(f"pass {' and '.join(given)} by keyword", stacklevel=2)
+                kwargs |= given
+            weights = kwargs.get("weights")
+            if "pretrained" in kwargs or not isinstance(weights, WeightsEnum | str | None):
+                pretrained = kwargs.pop("pretrained", False) or weights
+                if pretrained and default is None:
+                    raise ValueError(f"{builder.__name__} has no weights for pretrained=True; pass weights")
+                kwargs["weights"] = default if pretrained else None
+                warnings.warn(f"pretrained is deprecated; pass weights={kwargs['weights']}", stacklevel=2)
+            return builder(**kwargs)
+
+        return build
+
+    return decorate
+
+
 def _build(name: str, weights: WeightsEnum | None, progress: bool, overrides: dict[str, Any]) -> VisionTransformer:
     """The model of a builder, in training mode, randomly initialized from torch's generator or with weights."""
     config = resolve(name).replace(numerics=TORCHVISION_NUMERICS)
@@ -338,6 +408,8 @@ def _build(name: str, weights: WeightsEnum | None, progress: bool, overrides: di
         config = config.replace(**{ARGUMENTS[key]: value or 0 for key, value in overrides.items()})
     except ConfigError as error:
         raise error.replace(ArchitectureError) from None
+    if not config.num_classes:
+        raise ArchitectureError("num_classes=0 is less than 1", hint="for features, set model.heads = nn.Identity()")
     with torch.device("meta"):
         model = VisionTransformer(config)
     if weights is None:
@@ -351,6 +423,7 @@ def _build(name: str, weights: WeightsEnum | None, progress: bool, overrides: di
     return model
 
 
+@_legacy(ViT_B_16_Weights.IMAGENET1K_V1)
 def vit_b_16(
     *, weights: ViT_B_16_Weights | str | None = None, progress: bool = True, **overrides: Any
 ) -> VisionTransformer:
@@ -371,6 +444,7 @@ def vit_b_16(
     return _build("ViT-B/16", ViT_B_16_Weights.verify(weights), progress, overrides)
 
 
+@_legacy(ViT_B_32_Weights.IMAGENET1K_V1)
 def vit_b_32(
     *, weights: ViT_B_32_Weights | str | None = None, progress: bool = True, **overrides: Any
 ) -> VisionTransformer:
@@ -378,6 +452,7 @@ def vit_b_32(
     return _build("ViT-B/32", ViT_B_32_Weights.verify(weights), progress, overrides)
 
 
+@_legacy(ViT_L_16_Weights.IMAGENET1K_V1)
 def vit_l_16(
     *, weights: ViT_L_16_Weights | str | None = None, progress: bool = True, **overrides: Any
 ) -> VisionTransformer:
@@ -385,6 +460,7 @@ def vit_l_16(
     return _build("ViT-L/16", ViT_L_16_Weights.verify(weights), progress, overrides)
 
 
+@_legacy(ViT_L_32_Weights.IMAGENET1K_V1)
 def vit_l_32(
     *, weights: ViT_L_32_Weights | str | None = None, progress: bool = True, **overrides: Any
 ) -> VisionTransformer:
@@ -392,6 +468,7 @@ def vit_l_32(
     return _build("ViT-L/32", ViT_L_32_Weights.verify(weights), progress, overrides)
 
 
+@_legacy(None)
 def vit_h_14(
     *, weights: ViT_H_14_Weights | str | None = None, progress: bool = True, **overrides: Any
 ) -> VisionTransformer:

@@ -70,6 +70,10 @@ def write(model: Model, path: Path, family: str, *, half: bool = False, text: Te
     description = Description.of(model)
     header = description.to_json()
     state = {name: tensor.detach().cpu().float() for name, tensor in model.state_dict().items()}
+    outputs = len(state.get("head.weight", ()))
+    if outputs != classes:
+        reason = f"the head has {outputs} outputs, model.config has num_classes={classes}"
+        raise ConversionError(reason, hint="build the model with its number of classes, or save its state_dict()")
     state = to_half(state) if half else state
     if text is not None and family != "huggingface":
         raise ConversionError(f"{family} cannot store a text tower; huggingface can")
