@@ -109,7 +109,8 @@ def evaluation_table(evaluation: Evaluation) -> str:
         from vitruvian.study.paper import paper_rows
 
         (row,) = paper_rows("objectnet")
-        lines.append(f"the paper on ObjectNet, among all outputs: {row.name}, top-1 {row.values['top1']}, top-5 {row.values['top5']}")
+        published = f"top-1 {row.text('top1')}, top-5 {row.text('top5')}"
+        lines.append(f"the paper on ObjectNet, among all outputs: {row.name}, {published}")
     calibration = evaluation.calibration
     if calibration.before is not None and calibration.after is not None:
         lines.append(
