@@ -344,7 +344,7 @@ def _from_any_names(module: nn.Module, state: dict[str, Tensor], prefix: str, *_
     """Rename the tensors of a state dict from torchvision's names, or ours, to those of the module."""
     assert isinstance(module, VisionTransformer)
     inner = {name.removeprefix(prefix): state.pop(name) for name in list(state) if name.startswith(prefix)}
-    if Torchvision.anchor in inner:
+    if Torchvision.table.anchor in inner:
         native, others = Torchvision.table.read(inner := Torchvision().to_table_names(inner))
         inner = split_positions(native, module.config) | {name: inner[name] for name in others}
     state |= {prefix + re.sub(r"^(?=(head|pre_logits)\.)", "heads.", name): tensor for name, tensor in inner.items()}

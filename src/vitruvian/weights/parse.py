@@ -126,7 +126,7 @@ def describe(
     """
     native, unused = reading
     if not {"embed.patch.weight", "root.weight"} & native.keys():
-        raise CheckpointError(f"{family.name} weights without {family.anchor!r}")
+        raise CheckpointError(f"{family.name} weights without {family.table.anchor!r}")
     facts = family.facts(checkpoint, tensors)
     config = infer_config(native, facts, hints)
     check_hints(config, hints)
@@ -145,7 +145,7 @@ def describe(
         preprocess = family.default_preprocess(checkpoint, config)
         if preprocess is not None:
             assumed.append(f"preprocess={preprocess.summary()}")
-    ignored = [f"{name} ({reason})" for name in unused if (reason := first_match(name, family.ignored))]
+    ignored = [f"{name} ({reason})" for name in unused if (reason := first_match(name, family.table.ignored))]
     origin = f"{family.name} weights from {hints.name or checkpoint.path.name}"
     if ignored or checkpoint.other_entries:
         origin += f"; not used: {brief([*ignored, *checkpoint.other_entries])}"
@@ -220,7 +220,7 @@ def check_names(
         missing = [POSITIONS if "pos_embed" in name else name for name in missing]  # still one array in the file
         missing = [name for name in family.table.foreign_names(missing, model.config) if name not in tensors]
         surplus = family.table.foreign_names(surplus, model.config)
-        surplus += [name for name in unused if first_match(name, family.ignored) is None]
+        surplus += [name for name in unused if first_match(name, family.table.ignored) is None]
     missing = list(dict.fromkeys(missing))
     if missing or surplus:
         raise CheckpointError(

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,10 +19,7 @@ from vitruvian.errors import CheckpointError
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, Family, imagenet_preprocess
 from vitruvian.weights.families.tables import TABLES, Tensors
-from vitruvian.weights.families.timm import Timm, check_plain
-
-TRAINING_HEAD = "projection head of the training"
-TRAINING_PARTS = {"mask_token": "token of masked training", "dino_head.": TRAINING_HEAD, "ibot_head.": TRAINING_HEAD}
+from vitruvian.weights.families.timm import check_plain
 
 
 class Dino(Family[ViTConfig]):
@@ -31,17 +27,14 @@ class Dino(Family[ViTConfig]):
 
     name = "dino"
     numerics = DINO_NUMERICS
-    anchor = Timm.anchor
-    prefixes = Timm.prefixes
-    ignored: ClassVar = dict.fromkeys(("head.mlp.", "head.last_layer."), TRAINING_HEAD)
-    table = TABLES["timm_blocks"]
+    table = TABLES["dino"]
 
     def claims(self, checkpoint: Checkpoint) -> bool:
         """timm's names without a head: DINO's release if in a `.pth`, a timm model if in safetensors."""
-        if self.marks or self.prefix(checkpoint.tensors) is None:
+        if self.table.marks or self.prefix(checkpoint.tensors) is None:
             return super().claims(checkpoint)
         names = self.to_table_names(checkpoint.tensors).keys()
-        if any(name.startswith(tuple(self.ignored)) for name in names):
+        if any(name.startswith(tuple(self.table.ignored)) for name in names):
             return True
         others = {"head.weight", "fc_norm.weight", "dist_token", "attn_pool.latent", "blocks.0.ls1.gamma"}
         is_release = checkpoint.format == "torch" and not checkpoint.settings  # a folder is timm's
@@ -59,14 +52,6 @@ class DinoV2(Dino):
     """DINOv2: LayerScale, optional registers and gated MLPs, and a mask token for training."""
 
     name = "dinov2"
-    renames = (
-        (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),  # blocks in chunks, numbered through
-        (r"^(blocks\.\d+\.mlp)\.w12\.", r"\1.fc1."),
-        (r"^(blocks\.\d+\.mlp)\.w3\.", r"\1.fc2."),
-        (r"^register_tokens", "reg_token"),
-    )
-    marks = ("mask_token", "register_tokens", "blocks.0.mlp.w12.weight")
-    ignored: ClassVar = TRAINING_PARTS
     table = TABLES["dinov2"]
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
@@ -93,13 +78,7 @@ class DinoV3(Dino):
 
     name = "dinov3"
     numerics = DINOV3_NUMERICS
-    renames = ((r"^storage_tokens", "reg_token"), (r"^(blocks\.\d+\.mlp)\.w3\.", r"\1.fc2."))
-    marks = (PERIODS,)
-    ignored: ClassVar = TRAINING_PARTS | {
-        "local_cls_norm.": "norm of small crops in training",
-        PERIODS: "wavelengths, which are computed",
-        "projectors.": "projection heads of the training",
-    }
+    table = TABLES["dinov3"]
 
     def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
         """Multiply biases by their mask (which removes those of keys); join gate and value."""

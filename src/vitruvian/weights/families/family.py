@@ -49,26 +49,22 @@ class Family(ABC, Generic[ConfigT]):
     name: ClassVar[str]
     numerics: ClassVar[Numerics]
     table: ClassVar[Table]
-    anchor: ClassVar[str]  # an array of every checkpoint of the family; all names have the prefix before it
-    marks: ClassVar[tuple[str, ...]] = ()  # a checkpoint has at least one, if other families have the anchor too
-    prefixes: ClassVar[tuple[str, ...]] = ("",)
-    renames: ClassVar[tuple[tuple[str, str], ...]] = ()  # patterns of other versions' names, and the table's names
-    ignored: ClassVar[dict[str, str]] = {}  # arrays that are not needed, by name or prefix (ending in `.` or `/`)
     suffixes: ClassVar[tuple[str, ...]] = ()  # file name endings for writing; empty for a folder
 
     def claims(self, checkpoint: Checkpoint) -> bool:
         """Whether the names in the checkpoint are this family's."""
-        prefix, marks = self.prefix(checkpoint.tensors), self.marks
+        prefix, marks = self.prefix(checkpoint.tensors), self.table.marks
         return prefix is not None and (not marks or any(prefix + mark in checkpoint.tensors for mark in marks))
 
     def prefix(self, tensors: Tensors) -> str | None:
-        return next((prefix for prefix in self.prefixes if prefix + self.anchor in tensors), None)
+        return next((prefix for prefix in self.table.prefixes if prefix + self.table.anchor in tensors), None)
 
     def to_table_names(self, tensors: Tensors) -> Tensors:
         """Rename to the names of the table: without the prefix, older names replaced."""
         prefix = self.prefix(tensors) or ""
         outer = "module." if prefix.startswith("module.") else ""  # DistributedDataParallel's, on every name
-        return rename({name.removeprefix(prefix).removeprefix(outer): t for name, t in tensors.items()}, self.renames)
+        plain = {name.removeprefix(prefix).removeprefix(outer): tensor for name, tensor in tensors.items()}
+        return rename(plain, self.table.renames)
 
     def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
         """Join arrays that some models store in parts, under the names of the table."""

@@ -1,7 +1,6 @@
 """Google's `.npz` files: the paper's release with its hybrids, MLP-Mixers, big_vision, and BiT ResNets."""
 
 import re
-from typing import ClassVar
 
 from vitruvian.config import GOOGLE_NUMERICS, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.weights.checkpoint_files import Checkpoint
@@ -15,23 +14,12 @@ LATER_NAMES = (
     ("/MlpBlock_0/", "/MlpBlock_3/"),
 )
 
-IGNORED = {
-    "opt/state/": "optimizer state",
-    "params/txt/": "text tower",
-    "params/t": "temperature of the image-text loss",
-    "params/b": "bias of the image-text loss",
-}
-
 
 class Google(Family[ViTConfig]):
     """The paper's release: tanh GELU, eps 1e-6, positions resampled with aligned corners."""
 
     name = "google"
     numerics = GOOGLE_NUMERICS
-    anchor = "embedding/kernel"
-    marks: ClassVar[tuple[str, ...]] = ("Transformer/posembed_input/pos_embedding", "conv_root/kernel")
-    prefixes: ClassVar[tuple[str, ...]] = ("", "opt/target/", "params/img/", "params/")
-    ignored: ClassVar[dict[str, str]] = IGNORED
     suffixes = (".npz",)
     table = TABLES["google"]
 
@@ -69,8 +57,7 @@ def heads_in(tensors: Tensors) -> int | None:
 class Lit(Google):
     """LiT: a ViT beside a BERT (`text_towers.LitText`); a head is the projection to the embeddings of both."""
 
-    prefixes = ("params/img/", "img/")
-    ignored = IGNORED | {"txt/": IGNORED["params/txt/"], "t": IGNORED["params/t"]}
+    table = TABLES["lit"]
 
     def claims(self, checkpoint: Checkpoint) -> bool:
         return super().claims(checkpoint) and any("txt/BertEncoder_0/" in name for name in checkpoint.tensors)
@@ -87,8 +74,6 @@ class Lit(Google):
 class GoogleMixer(Google):
     """The release's MLP-Mixers. The file states no positions: its MLPs over the patches fit one image size."""
 
-    anchor = "stem/kernel"
-    marks = ()
     table = TABLES["google_mixer"]
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
@@ -106,21 +91,13 @@ class BigVision(Family[ViTConfig]):
 
     name = "big_vision"
     numerics = GOOGLE_NUMERICS
-    anchor = "embedding/kernel"
-    prefixes = ("", "opt/target/", "params/img/", "params/")
-    renames = (
-        (r"^Transformer/pos_embedding$", r"pos_embedding"),
-        # attention pooling was at the top level while ViT-G was developed
-        (r"^(probe$|(?:MlpBlock_0|MultiHeadDotProductAttention_0|LayerNorm_0)/)", r"MAPHead_0/\1"),
-    )
-    ignored = IGNORED
     table = TABLES["big_vision"]
 
     def to_table_names(self, tensors: Tensors) -> Tensors:
         return unstack(super().to_table_names(tensors))
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
-        kernel, positions = tensors[self.anchor], tensors.get("pos_embedding")
+        kernel, positions = tensors[self.table.anchor], tensors.get("pos_embedding")
         patches = (kernel.shape[0], positions.shape[-2]) if positions is not None and positions.dim() > 1 else None
         size = TRIMMED_SIGLIP.get(patches) if patches and has_text(checkpoint) else None
         return Facts(numerics=self.numerics, num_heads=heads_in(tensors), fixed_positions=True, image_size=size)
@@ -159,14 +136,11 @@ class Bit(Family[ResNetConfig]):
 
     name = "bit"
     numerics = GOOGLE_NUMERICS
-    anchor = "root_block/standardized_conv2d/kernel"
-    prefixes = ("resnet/", "")
-    renames = ((r"standardized_conv2d_\d+/", "standardized_conv2d/"),)  # some files number the convolutions
     suffixes = (".npz",)
     table = TABLES["bit"]
 
     def prefix(self, tensors: Tensors) -> str | None:
-        return super().prefix(rename(tensors, self.renames))
+        return super().prefix(rename(tensors, self.table.renames))
 
     def default_preprocess(self, checkpoint: Checkpoint, config: ResNetConfig) -> Preprocess:
         return Preprocess(image_size=config.image_size, antialias=False)

@@ -49,7 +49,6 @@ class HuggingFace(Family[ViTConfig]):
 
     name = "huggingface"
     numerics = HUGGINGFACE_NUMERICS
-    anchor = "embeddings.patch_embeddings.projection.weight"
     model_types: ClassVar[dict[str, str]]  # model types, and how their classes begin in transformers
     norm_eps: ClassVar[float]  # default of the model type's configuration
     default_heads = 12

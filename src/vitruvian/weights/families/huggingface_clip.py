@@ -24,16 +24,6 @@ class HuggingFaceTower(HuggingFace):
 
     model_types: ClassVar = {CLIP: "CLIPVision", SIGLIP[0]: "SiglipVision", SIGLIP[1]: "Siglip2Vision"}
     norm_eps = 1e-5
-    anchor = "embeddings.patch_embedding.weight"
-    prefixes = ("vision_model.", "", "vision_model.vision_model.")
-    ignored: ClassVar[dict[str, str]] = {
-        "text_model.": "text tower",
-        "text_projection.": "text tower",
-        "logit_scale": "temperature of the image-text loss",
-        "logit_bias": "bias of the image-text loss",
-        "embeddings.position_ids": "indices of the positions",
-        UNREAD: "not read by its classifier",
-    }
     table = TABLES["huggingface_clip"]
 
     def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
@@ -52,7 +42,7 @@ class HuggingFaceTower(HuggingFace):
                 state[f"head.attention.query.{kind}"] = joined[:width]
                 state[f"head.attention.key_value.{kind}"] = joined[width:]
         channels = read_int(self.config_of(checkpoint), "num_channels", 3) or 3
-        state[self.anchor] = as_kernel(state[self.anchor], channels)
+        state[self.table.anchor] = as_kernel(state[self.table.anchor], channels)
         return state
 
     def config_of(self, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -72,7 +62,7 @@ class HuggingFaceTower(HuggingFace):
             return settings["model_type"]
         if any(name.endswith("embeddings.class_embedding") for name in checkpoint.tensors):
             return CLIP
-        patch = (tensor for name, tensor in checkpoint.tensors.items() if name.endswith(self.anchor))
+        patch = (tensor for name, tensor in checkpoint.tensors.items() if name.endswith(self.table.anchor))
         return SIGLIP[any(tensor.dim() == 2 for tensor in patch)]
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
@@ -129,7 +119,7 @@ class HuggingFaceTower(HuggingFace):
     def from_table_names(self, tensors: Tensors, config: ViTConfig) -> Tensors:
         state = dict(tensors)
         if self.model_type(config) == SIGLIP[1]:
-            state[self.anchor] = as_matrix(state[self.anchor])
+            state[self.table.anchor] = as_matrix(state[self.table.anchor])
         for kind in ("weight", "bias"):
             if f"head.attention.query.{kind}" in state:
                 parts = [state.pop(f"head.attention.{part}.{kind}") for part in ("query", "key_value")]

@@ -15,15 +15,6 @@ from vitruvian.weights.families.tables import TABLES, Tensors, rename
 
 QKV = ("query", "key", "value")
 
-# Names that transformers 5 has in memory; its files have the earlier names.
-MEMORY_NAMES = (
-    (r"^layers\.", "encoder.layer."),
-    *((rf"\.attention\.{part[0]}_proj\.", f".attention.attention.{part}.") for part in QKV),
-    (r"\.attention\.o_proj\.", ".attention.output.dense."),
-)
-MEMORY_MLP = ((r"\.mlp\.fc1\.", ".intermediate.dense."), (r"\.mlp\.fc2\.", ".output.dense."))
-MASK_TOKEN = {"embeddings.mask_token": "token of masked training"}
-
 
 def add_missing_biases(tensors: Tensors, layers: Iterable[str]) -> None:
     """If one of these dense layers has a bias, add zeros for those that have none."""
@@ -38,13 +29,6 @@ class HuggingFaceViT(HuggingFace):
 
     model_types: ClassVar = {"vit": "ViT", "deit": "DeiT", "vit_mae": "ViTMAE", "vit_msn": "ViTMSN", "ijepa": "IJepa"}
     norm_eps = 1e-12
-    prefixes = ("vit.", "deit.", "ijepa.", "", "module.vit.")
-    renames = (*MEMORY_NAMES, *MEMORY_MLP, (r"cls_classifier\.", "classifier."))  # the last in distilled models
-    ignored: ClassVar = {
-        "pooler.dense.weight": "pooler, which the classifier bypasses",
-        "pooler.dense.bias": "pooler, which the classifier bypasses",
-        "decoder.": "decoder of masked training",
-    } | MASK_TOKEN
     table = TABLES["huggingface_vit"]
 
     def claims(self, checkpoint: Checkpoint) -> bool:
@@ -98,9 +82,6 @@ class HuggingFaceBeit(HuggingFace):
 
     model_types: ClassVar = {"beit": "Beit", "data2vec-vision": "Data2VecVision"}
     norm_eps = 1e-12
-    prefixes = ("beit.", "data2vec_vision.", "")
-    renames = (*MEMORY_NAMES, *MEMORY_MLP, (r"^pooler\.layernorm\.", "layernorm."))
-    ignored: ClassVar = MASK_TOKEN
     table = TABLES["huggingface_beit"]
 
     def claims(self, checkpoint: Checkpoint) -> bool:
@@ -221,9 +202,6 @@ class HuggingFaceDinoV2(HuggingFace):
 
     model_types: ClassVar = {"dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
     norm_eps = 1e-6
-    prefixes = ("dinov2.", "dinov2_with_registers.", "")
-    renames = (*MEMORY_NAMES, (r"\.mlp\.weights_in\.", ".mlp.fc1."), (r"\.mlp\.weights_out\.", ".mlp.fc2."))
-    ignored: ClassVar = MASK_TOKEN
     table = TABLES["huggingface_dinov2"]
 
     def kind_of(self, checkpoint: Checkpoint) -> Any:
@@ -306,10 +284,6 @@ class HuggingFaceDinoV3(HuggingFace):
     model_types: ClassVar = {"dinov3_vit": "DINOv3ViT"}
     norm_eps = 1e-5
     default_heads = 6
-    anchor = "embeddings.patch_embeddings.weight"
-    prefixes = ("", "model.", "dinov3_vit.")
-    renames = MEMORY_NAMES
-    ignored: ClassVar = MASK_TOKEN
     table = TABLES["huggingface_dinov3"]
 
     def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:

@@ -1,7 +1,7 @@
 """open_clip's image towers (folder): its own Vision Transformer or one of timm's, next to a text tower."""
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from vitruvian.config import CLIP_MEAN, CLIP_STD, ModelConfig, Numerics, Preprocess, ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError
@@ -24,11 +24,6 @@ UNSUPPORTED = (
     "scale_attn",
     "scale_fc",
 )
-IGNORED = {
-    "text.": "text tower",
-    "logit_scale": "temperature of the image-text loss",
-    "logit_bias": "bias of the image-text loss",
-}
 
 
 def config_section(checkpoint: Checkpoint, *keys: str) -> dict[str, Any]:
@@ -66,9 +61,6 @@ class OpenClip(Family[ViTConfig]):
 
     name = "open_clip"
     numerics = NUMERICS
-    anchor = "conv1.weight"
-    prefixes = ("visual.", "module.visual.")
-    ignored: ClassVar = IGNORED
     table = TABLES["open_clip"]
 
     def claims(self, checkpoint: Checkpoint) -> bool:
@@ -80,7 +72,7 @@ class OpenClip(Family[ViTConfig]):
         named = {}
         for name, tensor in tensors.items():
             name = name.removeprefix("module.")
-            is_outside = not name.startswith(("visual.", "text.")) and name not in IGNORED
+            is_outside = not name.startswith(("visual.", "text.")) and name not in self.table.ignored
             named[f"text.{name}" if is_outside else name.removeprefix("visual.")] = tensor
         return named
 
@@ -127,8 +119,6 @@ class OpenClipTimm(Timm):
     """A timm model inside open_clip (SigLIP, EVA-02, PE); a linear projection is the pre-logits layer."""
 
     name = "open_clip"
-    prefixes = ("visual.trunk.", "module.visual.trunk.")
-    ignored: ClassVar = IGNORED
     suffixes = ()
     table = TABLES["open_clip_timm"]
 

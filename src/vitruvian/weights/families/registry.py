@@ -50,7 +50,7 @@ def recognize(checkpoint: Checkpoint, family: str | None = None) -> Family[Any]:
         for candidate in reversed(candidates):
             if candidate.prefix(checkpoint.tensors) is not None:
                 return candidate
-        anchors = " or ".join(dict.fromkeys(repr(candidate.anchor) for candidate in candidates))
+        anchors = " or ".join(dict.fromkeys(repr(candidate.table.anchor) for candidate in candidates))
         raise CheckpointError(f"not {family} weights: {anchors} is missing")
     sample = ", ".join(repr(name) for name in list(checkpoint.tensors)[:3])
     raise CheckpointError(

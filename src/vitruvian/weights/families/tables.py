@@ -6,9 +6,10 @@ The names are in `names.toml`, which explains its notation.
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle, product
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,12 +87,18 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The rows of one family, and the patterns that find block and unit numbers in its names."""
+    """The names of one family: rows, and what else is known about them."""
 
     rows: tuple[Row, ...]
-    block: str = r"(?!)"
+    block: str = r"(?!)"  # patterns that find the numbers of blocks, or of stages and units, in a name
     unit: str = r"(?!)"
     first_unit: int = 0
+    anchor: str = ""  # an array of every checkpoint of the family; all names have the prefix before it
+    marks: tuple[str, ...] = ()  # a checkpoint has at least one, if other families have the anchor too
+    prefixes: tuple[str, ...] = ("",)
+    renames: tuple[tuple[str, str], ...] = ()  # patterns of other versions' names, and the names of the rows
+    ignored: dict[str, str] = field(default_factory=dict)
+    """Arrays that are not needed, by name or prefix (ending in `.` or `/`), and what they are."""
 
     def read(self, tensors: Tensors) -> tuple[Tensors, list[str]]:
         """Convert all `tensors` that a row names to our names and layout; also returns the names of the others."""
@@ -177,13 +184,17 @@ def _parse_rows(line: str) -> Iterator[Row]:
 
 
 def _read_tables() -> dict[str, Table]:
-    tables: dict[str, Table] = {}
     content = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
+    resolved: dict[str, dict[str, Any]] = {}
     for name, section in content.items():
-        included = [row for other in section.pop("include", ()) for row in tables[other].rows]
-        rows = [row for line in section.pop("rows").strip().splitlines() for row in _parse_rows(line)]
-        tables[name] = Table(rows=(*included, *rows), **section)
-    return tables
+        lines = section.get("rows", "").strip().splitlines()
+        own = {key: tuple(value) if isinstance(value, list) else value for key, value in section.items()}
+        own["rows"] = tuple(row for line in lines for row in _parse_rows(line))
+        fields = resolved[name] = dict[str, Any]()
+        for part in (*(resolved[other] for other in own.pop("include", ())), own):
+            added = {key: fields[key] + part[key] for key in ("rows", "renames") if key in fields and key in part}
+            fields |= part | added | {"ignored": fields.get("ignored", {}) | part.get("ignored", {})}
+    return {name: Table(**fields) for name, fields in resolved.items()}
 
 
 TABLES = _read_tables()

@@ -22,6 +22,7 @@ from vitruvian.weights.families.timm_config import (
 )
 from vitruvian.weights.families.timm_layout import STEM_NAMES, count_branches, join_parts
 
+STEM_RULES = [(f"^{re.escape(theirs)}", ours) for names in STEM_NAMES.values() for theirs, ours in names.items()]
 ANCHORS = ("patch_embed.proj.weight", "patch_embed.backbone.2.conv.weight", "embeds.proj.weight")
 """The patch embedding of most models, behind MobileCLIP's stem, and of NaFlexVit."""
 
@@ -60,24 +61,14 @@ class Timm(Family[ViTConfig]):
 
     name = "timm"
     numerics = TIMM_NUMERICS
-    anchor = "patch_embed.proj.weight"
-    prefixes: ClassVar[tuple[str, ...]] = (
-        *(outer + inner for inner in ("", "backbone.", "model.") for outer in ("", "module.")),
-        "_orig_mod.",
-    )
-    renames: ClassVar[tuple[tuple[str, str], ...]] = (
-        (r"^(blocks\.\d+)\.gamma_([12])", r"\1.ls\2.gamma"),  # DeiT-III in Facebook's release
-        (r"^patch_embed\.backbone\.(conv|norm)\.", r"patch_embed.backbone.stem.\1."),  # a stem without stages
-        *((f"^{re.escape(theirs)}", ours) for names in STEM_NAMES.values() for theirs, ours in names.items()),
-    )
     suffixes: ClassVar[tuple[str, ...]] = (".safetensors", ".pth", ".pt", ".bin")
     table = TABLES["timm"]
 
     def prefix(self, tensors: Tensors) -> str | None:
-        return next((p for p in self.prefixes if any(p + anchor in tensors for anchor in ANCHORS)), None)
+        return next((p for p in self.table.prefixes if any(p + anchor in tensors for anchor in ANCHORS)), None)
 
     def to_table_names(self, tensors: Tensors) -> Tensors:
-        renamed = super().to_table_names(tensors)
+        renamed = rename(super().to_table_names(tensors), STEM_RULES)
         if "fc_norm.weight" in renamed:
             if "norm.weight" in renamed:
                 raise CheckpointError("the file has both 'norm' and 'fc_norm': norms before and after the mean")
@@ -261,8 +252,6 @@ class TimmBit(Family[ResNetConfig]):
 
     name = "timm"
     numerics = TIMM_NUMERICS
-    anchor = "stem.conv.weight"
-    prefixes = ("", "module.", "model.")
     suffixes = Timm.suffixes
     table = TABLES["timm_bit"]
 
@@ -305,10 +294,6 @@ def bit_name(config: ResNetConfig) -> str:
 class TimmMixer(Timm):
     """timm's `mixer_*`: erf GELU, where Google's release has the tanh form."""
 
-    anchor = "stem.proj.weight"
-    marks = ("blocks.0.mlp_tokens.fc1.weight",)
-    prefixes = ("", "module.", "model.")
-    renames = ()
     table = TABLES["timm_mixer"]
 
     def __init__(self, *, folder: bool = False) -> None:

@@ -12,9 +12,6 @@ class Torchvision(Family[ViTConfig]):
     name = "torchvision"
     suffixes = (".pth", ".pt", ".safetensors")
     numerics = TORCHVISION_NUMERICS
-    anchor = "conv_proj.weight"
-    prefixes = ("", "module.", "model.", "_orig_mod.")
-    renames = ((r"\.mlp\.linear_1\.", ".mlp.0."), (r"\.mlp\.linear_2\.", ".mlp.3."))  # older files
     table = TABLES["torchvision"]
 
     def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
