@@ -1,17 +1,25 @@
 """Images that occur more than once."""
 
 import io
+import json
 
 import numpy as np
 import pytest
 from photos import encoded, make_photos, photo
 from PIL import Image, ImageEnhance
+from typer.testing import CliRunner
 
+from vitruvian.cli.app import app
+from vitruvian.config import ViTConfig
 from vitruvian.data.decode import Problem, decode
 from vitruvian.data.doctor import diagnose
 from vitruvian.data.doctor.checks import candidate_pairs, same_groups
+from vitruvian.data.doctor.doctor_report import suspicious_labels
 from vitruvian.data.doctor.scan import examine, is_same_image, perceptual_hashes, sketch
+from vitruvian.data.formats import open_dataset
 from vitruvian.errors import ImageError
+from vitruvian.model.build import build
+from vitruvian.weights.save import save
 
 
 @pytest.fixture
@@ -152,3 +160,86 @@ def test_the_doctor_and_decode_agree_on_what_can_be_read(format):
         except ImageError:
             readable = False
         assert (examine([OneFile(bytes(content))], (0, 0))[0]["problem"] == Problem.NONE) == readable
+
+
+@pytest.fixture
+def twins(tmp_path):
+    """Dark cats and bright dogs; two cats are also dogs, one cat occurs twice, and one file is cut."""
+    for name, level in (("cat", 20), ("dog", 180)):
+        for number in range(14):
+            path = tmp_path / "photos" / name / f"{number:03d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            noise = np.random.default_rng([level, number]).integers(0, 60, (40, 40, 3))
+            Image.fromarray((level + noise).astype(np.uint8)).save(path)
+    cats, dogs = tmp_path / "photos" / "cat", tmp_path / "photos" / "dog"
+    for source, target in (("003", dogs / "a.png"), ("005", dogs / "b.png"), ("007", cats / "again.png")):
+        target.write_bytes((cats / f"{source}.png").read_bytes())
+    (dogs / "cut.png").write_bytes((dogs / "000.png").read_bytes()[:900])
+    return tmp_path / "photos"
+
+
+def brightness(data):
+    """A feature that tells the two classes of `twins` apart."""
+    rows = []
+    for source in open_dataset(data).splits.values():
+        for index in range(len(source)):
+            cut = source.key(index).endswith("cut.png")
+            mean = np.nan if cut else np.asarray(decode(source.read(index))).mean()
+            rows.append((mean - 128, np.random.default_rng(index).normal()))
+    return np.array(rows, np.float32)
+
+
+def test_the_neighbors_decide_between_two_labels_of_one_image(twins):
+    diagnosis = diagnose(twins, vectors=brightness(twins))
+    (finding,) = (finding for finding in diagnosis.findings if finding.check == "conflict")
+    assert [example.right for example in finding.examples] == ["cat", "cat"]
+    assert {image.key for image, _, _ in suspicious_labels(diagnosis)} == {"dog/a.png", "dog/b.png"}
+    assert {key for _, key in droppable(diagnosis, twins)} == {"dog/cut.png", "cat/again.png", "dog/a.png", "dog/b.png"}
+
+
+def test_without_a_decision_both_labels_of_one_image_are_doubted_and_dropped(data):
+    (data / "train" / "dog" / "x.jpg").write_bytes((data / "train" / "cat" / "003.jpg").read_bytes())
+    (data / "train" / "dog" / "y.jpg").write_bytes((data / "test" / "dog" / "004.jpg").read_bytes())
+    diagnosis = diagnose(data)
+    assert {image.key for image, _, _ in suspicious_labels(diagnosis)} == {"train/cat/003.jpg", "train/dog/x.jpg"}
+    # the test split keeps its image
+    assert droppable(diagnosis, data) == {
+        ("train", f"train/{key}") for key in ("cat/003.jpg", "dog/x.jpg", "dog/y.jpg")
+    }
+
+
+def droppable(diagnosis, data):
+    splits = open_dataset(data).splits
+    return {(split, splits[split].key(index)) for images in diagnosis.droppable.values() for split, index in images}
+
+
+def test_broken_files_and_duplicates_are_left_out_of_a_manifest(twins, tmp_path):
+    clean = tmp_path / "clean.csv"
+    run = CliRunner().invoke(app, ["doctor", str(twins), "--drop", "broken", "--out", str(clean), "--workers", "0"])
+    assert run.exit_code == 0, run.output
+    assert f"wrote {clean} with 31 images; left out: 1 broken; {twins} is unchanged" in run.stderr
+    assert not [finding for finding in diagnose(clean).findings if finding.check == "truncated"]
+
+
+def test_the_doctor_embeds_by_itself(twins, tmp_path):
+    config = ViTConfig(image_size=(16, 16), patch_size=8, depth=1, width=16, mlp_dim=32, num_heads=2, num_classes=3)
+    save(build(config, seed=0), tmp_path / "tiny")
+    run = CliRunner().invoke(app, ["doctor", str(twins), "--model", str(tmp_path / "tiny"), "--json", "--workers", "0"])
+    findings = {finding["check"]: finding for finding in json.loads(run.stdout)["findings"]}
+    assert "(the features separate all 2 classes)" in findings["label"]["text"]
+    assert [example["right"] for example in findings["conflict"]["examples"]] == ["cat", "cat"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--drop", "broken"], "--drop needs --out clean.csv"),
+        (["--drop", "blurry", "--out", "x.csv"], "'blurry' is not broken or duplicates"),
+        (["--out", "x.csv"], "a .csv needs --drop, --apply or --against"),
+        (["--model", "a", "--vectors", "b"], "give one of the two"),
+    ],
+)
+def test_wrong_options_are_refused_before_images_are_read(twins, options, text):
+    run = CliRunner().invoke(app, ["doctor", str(twins), *options])
+    assert run.exit_code == 2
+    assert text in " ".join(run.stderr.split())

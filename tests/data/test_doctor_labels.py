@@ -80,7 +80,7 @@ def test_no_image_is_its_own_neighbor(monkeypatch):
     among = np.arange(5, 55)
     for references in (REFERENCES, 30):  # all of them, and some
         monkeypatch.setattr("vitruvian.data.doctor.checks.REFERENCES", references)
-        near = neighbors(partial(rows_of_sketches, sketches), among)
+        near = neighbors(partial(rows_of_sketches, sketches), among, np.arange(60))
         assert not (near == among[:, None]).any()
         assert np.isin(near, among).all()
 

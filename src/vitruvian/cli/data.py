@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from vitruvian.cli.options import DataRoot, Readers, flag, option
+from vitruvian.cli.options import DataRoot, Readers, flag, option, quick_imports, split_names
 from vitruvian.progress import print_notes, print_status, track
 from vitruvian.tasks import Task, all_tasks, describe_pattern, find_task, get_task
 from vitruvian.tasks import data_root as find_data_root
@@ -22,6 +22,8 @@ SourceData = Annotated[str, typer.Argument(metavar="SRC", help="A folder, a mani
 REVIEW = option("FILE", "Write a page for reviewing suspicious labels with the keyboard (.html).")
 APPLY = option("FILE", "Write the manifest --out with the corrections from that page, and exit.")
 AGAINST = option("TEST...", "Find images of SRC that are also in these; --out clean.csv lists SRC without them.")
+MODEL = option("MODEL", "Compare labels and images by the features of this model.", "-m", "--model")
+DROP = option("NAMES", "broken, duplicates or both: --out clean.csv lists SRC without these images.")
 FORM = typer.Option("--format", help="pixels: raw, fastest; jpeg: a tenth of the size; auto: pixels up to 8 GB.")
 
 
@@ -31,6 +33,8 @@ def doctor(
         list[str] | None, typer.Argument(metavar="TEST", hidden=True, help="Further datasets for --against.")
     ] = None,
     out: Annotated[Path | None, option("FILE", "Write a page with the images (.html).")] = None,
+    model: Annotated[str | None, MODEL] = None,
+    drop: Annotated[str | None, DROP] = None,
     against: Annotated[list[str] | None, AGAINST] = None,
     vectors: Annotated[str | None, option("FOLDER", "Vectors of `vit embed` of these images, to compare them.")] = None,
     review: Annotated[Path | None, REVIEW] = None,
@@ -43,13 +47,15 @@ def doctor(
     Finds unreadable files, duplicates, images in two splits or under two labels, missing and unbalanced classes,
     unusual images and suspicious labels. The exit code is 1 if there are problems.
     """
-    from vitruvian.data.doctor import diagnose
+    from vitruvian.data.doctor import DROPPABLE, diagnose
+    from vitruvian.data.doctor.corrections import check_manifest, write_manifest
     from vitruvian.data.doctor.findings import report
     from vitruvian.data.formats import open_dataset
     from vitruvian.files import write_text
 
+    compared = model or vectors or drop or review
     if apply is not None:
-        if out is None or as_json or review is not None or vectors is not None:
+        if out is None or as_json or compared:
             raise typer.BadParameter("--apply needs --out corrected.csv, and no other option")
         from vitruvian.data.doctor.corrections import apply_corrections
 
@@ -60,18 +66,39 @@ def doctor(
         )
         return
     if against or more:
-        if not against or review is not None or vectors is not None:
+        if not against or compared:
             raise typer.BadParameter("--against TEST... takes further datasets, and --out, --json or --workers")
         compare_datasets(data, [*against, *(more or [])], out, as_json=as_json, workers=workers)
         return
+    if model is not None and vectors is not None:
+        raise typer.BadParameter("--model computes the features, --vectors reads them: give one of the two")
+    if drop is not None:
+        if out is None:
+            raise typer.BadParameter("--drop needs --out clean.csv")
+        if unknown := set(split_names(drop)).difference(DROPPABLE):
+            raise typer.BadParameter(f"{min(unknown)!r} is not {' or '.join(DROPPABLE)}", param_hint="--drop")
+        check_manifest(data, out)  # before all images are read
+    elif out is not None and out.suffix.lower() == ".csv":
+        raise typer.BadParameter("a .csv needs --drop, --apply or --against; the page is .html", param_hint="--out")
     dataset = open_dataset(data)
     values = None
-    if vectors is not None:
+    if model is not None:
+        with quick_imports():
+            import numpy as np
+
+            from vitruvian.evaluation.features import feature_rows, open_store
+            from vitruvian.inference import Encoder
+
+        encoder = Encoder(model)
+        store, follow = open_store(encoder), partial(track, label="features")
+        parts = [feature_rows(encoder, source, store, track=follow)[0] for source in dataset.splits.values()]
+        values = np.concatenate(parts)
+    elif vectors is not None:
         from vitruvian.bulk.result import open_vectors
 
-        store = open_vectors(vectors, track=partial(track, label="vectors"))
-        store.check_data(data)
-        values = store.values
+        computed = open_vectors(vectors, track=partial(track, label="vectors"))
+        computed.check_data(data)
+        values = computed.values
     diagnosis = diagnose(dataset, vectors=values, workers=workers, track=partial(track, label="examining"))
     if as_json:
         print(json.dumps(diagnosis.to_json()))
@@ -80,6 +107,13 @@ def doctor(
             typer.secho(line, fg=COLORS[level] if level else None)  # colored if stdout is a terminal
     from vitruvian.data.doctor.doctor_report import diagnosis_page, review_page
 
+    if out is not None and drop is not None:
+        dropped = {name: diagnosis.droppable[name] for name in split_names(drop)}
+        removed = frozenset().union(*dropped.values())
+        count = write_manifest(data, out, lambda position, label: None if position in removed else label)
+        left_out = ", ".join(f"{len(images):,} {name}" for name, images in dropped.items())
+        print_status(f"wrote {out} with {plural(count, 'image')}; left out: {left_out}; {data} is unchanged")
+        return
     if out is not None:
         write_text(out, diagnosis_page(diagnosis, dataset))
         print_status(f"wrote {out}")

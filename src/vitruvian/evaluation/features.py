@@ -200,13 +200,35 @@ def compute_features(
     batch_size: int = DEFAULT_BATCH_SIZE,
     track: Track = no_tracking,
 ) -> FeatureSet:
-    """The features of all images of a source, from the store or computed and added to it.
+    """The features of all readable images of a source, from the store or computed and added to it."""
+    values, unreadable, computed = feature_rows(encoder, source, store, batch_size=batch_size, track=track)
+    listed = [Unreadable(source.key(index), why) for index, why in unreadable.items()]
+    check_readable(source.name, listed, len(source))
+    readable = np.setdiff1d(np.arange(len(source)), list(unreadable))
+    return FeatureSet(
+        values=values[readable] if unreadable else values,
+        labels=np.asarray(source.labels())[readable].astype(np.int64),
+        classes=source.classes,
+        unreadable=listed,
+        computed=computed,
+    )
+
+
+def feature_rows(
+    encoder: Encoder,
+    source: Source,
+    store: FeatureStore,
+    *,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    track: Track = no_tracking,
+) -> tuple[Features, dict[int, str], int]:
+    """One row of features per image, NaN for an unreadable one; why images cannot be read; how many were computed.
 
     A batch has the images of consecutive indices that are neither stored nor unreadable. So batches, and with them the
     last bits of the features, do not depend on where an earlier call was interrupted.
     """
     validate("batch_size", BatchSize, batch_size)
-    values = np.zeros((len(source), encoder.torch_model.config.feature_width), np.float32)
+    values = np.full((len(source), encoder.torch_model.config.feature_width), np.nan, np.float32)
     unreadable: dict[int, str] = {}
     keys: dict[int, bytes] = {}
 
@@ -235,13 +257,4 @@ def compute_features(
             computed += len(batch.readable)
     finally:
         store.flush()
-    listed = [Unreadable(source.key(index), why) for index, why in unreadable.items()]
-    check_readable(source.name, listed, len(source))
-    readable = np.setdiff1d(np.arange(len(source)), list(unreadable))
-    return FeatureSet(
-        values=values[readable] if unreadable else values,
-        labels=np.asarray(source.labels())[readable].astype(np.int64),
-        classes=source.classes,
-        unreadable=listed,
-        computed=computed,
-    )
+    return values, unreadable, computed

@@ -15,6 +15,9 @@ from vitruvian.data.sources import Dataset
 from vitruvian.errors import DataError
 from vitruvian.progress import Track, no_tracking
 
+DROPPABLE = ("broken", "duplicates")  # kinds of images that `--drop` leaves out
+COMPARE = "compare them by the features of a model: --model W"
+
 
 def diagnose(
     data: str | Path | Dataset, *, vectors: Floats | None = None, workers: int = 0, track: Track = no_tracking
@@ -35,16 +38,20 @@ def diagnose(
         raise DataError(reason, where=dataset.name, hint="compute the vectors again")
     scanned = scan(dataset.splits, workers=workers, track=track)
     groups = checks.same_groups(scanned.records["pixels"], scanned.sketches, np.flatnonzero(scanned.readable))
+    votes = checks.label_votes(scanned, groups, len(dataset.classes), vectors)
+    decided = checks.decide_twins(scanned, groups, votes)
     findings = (
         *checks.check_files(scanned),
         *checks.check_notes(dataset.notes),
-        *checks.check_copies(scanned, groups),
+        *checks.check_copies(scanned, groups, decided),
         *(() if vectors is None else checks.check_similar(scanned, groups, vectors)),
         *checks.check_classes(scanned, dataset.classes),
-        *checks.check_labels(scanned, len(dataset.classes), vectors),
+        *checks.check_labels(scanned, votes, "" if vectors is not None else COMPARE),
         *checks.check_kinds(scanned),
         *checks.check_sizes(scanned),
     )
+    dropped = np.flatnonzero(~scanned.readable).tolist(), checks.copies_to_drop(scanned, groups, decided)
+    records = scanned.records[["split", "index"]]
     return Diagnosis(
         data=dataset.name,
         splits={name: len(source) for name, source in dataset.splits.items()},
@@ -52,4 +59,8 @@ def diagnose(
         bytes=int(scanned.records["bytes"].sum()),
         seconds=round(time.perf_counter() - start, 2),
         findings=findings,
+        droppable={
+            kind: frozenset((list(scanned.splits)[split], int(index)) for split, index in records[rows].tolist())
+            for kind, rows in zip(DROPPABLE, dropped)
+        },
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -225,36 +227,60 @@ REFERENCES = 10_000  # number of images that all others are compared with, sprea
 COMPARED_ROWS = 1024  # number of images compared with the references at once; bounds the memory
 
 
-def check_labels(scan: Scan, classes: int, vectors: Floats | None = None) -> Iterator[Finding]:
-    """Images whose neighbors belong to another class, if the features separate the two classes.
+@dataclass(frozen=True, slots=True, eq=False)
+class Votes:
+    """The labels of the neighbors of N images."""
 
-    `vectors` (images, D) of a model are better features; NaN for an image without features. A label is suspicious if
-    eight or more of ten neighbors contradict it; the worst come first.
+    name: str  # of the features
+    rows: Rows  # (N,) the images
+    near: Rows  # (N, 10) their neighbors
+    majority: Labels  # (N,) the most common label of the neighbors
+    agreeing: NDArray[np.int64]  # (N,) number of neighbors that have it
+    checked: Mask  # (classes,) whether the features separate a class from the others
+
+
+def label_votes(scan: Scan, groups: Sequence[Rows], classes: int, vectors: Floats | None = None) -> Votes | None:
+    """Let the neighbors of each image vote on its label; None if there are too few images.
+
+    `vectors` (images, D) of a model are better features; NaN for an image without features. Images of one of the
+    `groups` are the same, so they do not vote on each other.
     """
     name, known, features = "edges and colors", scan.readable, partial(rows_of_sketches, scan.sketches)
     if vectors is not None:
         name, known, features = "the features", known & np.isfinite(vectors[:, 0]), partial(rows_of_vectors, vectors)
     labels, rows = scan.records["label"], np.flatnonzero(known)
-    checked, suspicious = np.zeros(classes, np.bool_), list[int]()
-    if len(rows) > NEIGHBORS:
-        own, near = labels[rows], neighbors(features, rows)
-        majority, agreeing = most_common(labels[near])
-        total, sure = np.bincount(own), np.bincount(own, (majority == own) & (agreeing >= AGREEING))
-        checked = sure >= SEPARATED_SHARE * np.maximum(total, 1)
-        mask = (agreeing >= AGREEING) & (majority != own) & checked[own] & checked[majority]
-        suspicious = sorted(np.flatnonzero(mask).tolist(), key=lambda i: (-agreeing[i], i))
-    if not checked.any():
-        advice = "" if vectors is not None else "compare them by the features of a model: vit embed, then --vectors"
-        yield Finding("labels", "unchecked", f"labels: {name} do not separate these classes", advice=advice)
+    if len(rows) <= NEIGHBORS:
+        return None
+    own, near = labels[rows], neighbors(features, rows, group_leaders(len(labels), groups))
+    majority, agreeing = most_common(labels[near])
+    total = np.bincount(own, minlength=classes)
+    sure = np.bincount(own, (majority == own) & (agreeing >= AGREEING), minlength=classes)
+    checked = (total > 0) & (sure >= SEPARATED_SHARE * total)
+    return Votes(name, rows, near, majority, agreeing, checked)
+
+
+def check_labels(scan: Scan, votes: Votes | None, advice: str = "") -> Iterator[Finding]:
+    """Images whose neighbors belong to another class, if the features separate the two classes.
+
+    A label is suspicious if eight or more of ten neighbors contradict it; the worst come first. `advice` is for data
+    whose labels cannot be checked.
+    """
+    if votes is None or not votes.checked.any():
+        why = f"{votes.name} do not separate these classes" if votes else "there are too few images to compare"
+        yield Finding("labels", "unchecked", f"labels: {why}", advice=advice if votes else "")
         return
-    separated = f"{name} separate {'all' if checked.sum() == classes else f'{checked.sum()} of'} {classes} classes"
+    labels, near, agreeing, checked = scan.records["label"], votes.near, votes.agreeing, votes.checked
+    own, majority = labels[votes.rows], votes.majority
+    mask = (agreeing >= AGREEING) & (majority != own) & checked[own] & checked[majority]
+    suspicious = sorted(np.flatnonzero(mask).tolist(), key=lambda i: (-agreeing[i], i))
+    separated = f"{votes.name} separate {'all' if checked.all() else f'{checked.sum()} of'} {len(checked)} classes"
     if not suspicious:
         yield Finding("labels", "ok", f"no suspicious labels ({separated})")
         return
     examples = []
     for i in suspicious[:REVIEWED]:  # the image and its three nearest neighbors
         nearest = near[i][labels[near[i]] == majority[i]][:3]
-        images = tuple(image_ref(scan, int(row)) for row in (rows[i], *nearest))
+        images = tuple(image_ref(scan, int(row)) for row in (votes.rows[i], *nearest))
         count = f"all {NEIGHBORS}" if agreeing[i] == NEIGHBORS else f"{agreeing[i]} of {NEIGHBORS}"
         examples.append(FindingExample(f"{count} nearest neighbors are labeled {images[1].label}", images))
     text = f"{plural(len(suspicious), 'image', 'looks|look')} like another class ({separated})"
@@ -270,14 +296,22 @@ def rows_of_vectors(vectors: Floats, rows: Rows) -> Floats:
     return unit(np.asarray(vectors[rows], np.float32))
 
 
-def neighbors(features: Features, rows: Rows) -> Rows:  # (N,) -> (N, 10)
-    """The rows of each image's ten nearest neighbors, nearest first."""
+def group_leaders(count: int, groups: Sequence[Rows]) -> Rows:
+    """The first image of the group of each of `count` images; an image in no group is its own."""
+    leader = np.arange(count)
+    for group in groups:
+        leader[group] = group[0]
+    return leader
+
+
+def neighbors(features: Features, rows: Rows, leader: Rows) -> Rows:  # (N,) -> (N, 10)
+    """The rows of each image's ten nearest neighbors with another leader, nearest first."""
     known = rows[np.linspace(0, len(rows) - 1, min(len(rows), REFERENCES)).astype(np.int64)]
     references = features(known)
     nearest = np.empty((len(rows), NEIGHBORS), np.int64)
     for start, part in zip(range(0, len(rows), COMPARED_ROWS), chunks(rows, COMPARED_ROWS)):
         similarity = features(part) @ references.T
-        similarity[part[:, None] == known] = -2  # not itself
+        similarity[leader[part][:, None] == leader[known]] = -2  # not itself, and no copy of it
         best = np.argpartition(-similarity, NEIGHBORS - 1, axis=1)[:, :NEIGHBORS]
         order = np.argsort(-np.take_along_axis(similarity, best, 1), axis=1, kind="stable")
         nearest[start : start + COMPARED_ROWS] = known[np.take_along_axis(best, order, 1)]
@@ -294,9 +328,9 @@ def most_common(labels: Labels) -> tuple[Labels, NDArray[np.int64]]:  # (N, 10) 
 Pair = tuple[int, int]
 
 
-def check_copies(scan: Scan, groups: Sequence[Rows]) -> Iterator[Finding]:
-    """Findings about groups of rows that show the same image."""
-    findings = [*leaks(scan, groups), *conflicts(scan, groups), *repeats(scan, groups)]
+def check_copies(scan: Scan, groups: Sequence[Rows], decided: Mapping[int, int]) -> Iterator[Finding]:
+    """Findings about groups of rows that show the same image; `decided` from `decide_twins`."""
+    findings = [*leaks(scan, groups), *conflicts(scan, groups, decided), *repeats(scan, groups)]
     yield from findings
     if len(scan.splits) > 1 and not any(finding.check == "leak" for finding in findings):
         yield Finding("no-leak", "ok", f"no image is in two of {', '.join(scan.splits)}")
@@ -323,7 +357,42 @@ def leaks(scan: Scan, groups: Sequence[Rows]) -> Iterator[Finding]:
         yield from pair_finding("leak", "problem", text, advice, scan, pairs)
 
 
-def conflicts(scan: Scan, groups: Sequence[Rows]) -> Iterator[Finding]:
+def decide_twins(scan: Scan, groups: Sequence[Rows], votes: Votes | None) -> dict[int, int]:
+    """The label that the neighbors of an image with several labels agree on, for each row of its group.
+
+    A group is missing if the neighbors do not agree on one of its labels, or the features do not separate its classes.
+    """
+    labels, decided = scan.records["label"], dict[int, int]()
+    if votes is None:
+        return decided
+    for group in groups:
+        (at,) = np.nonzero(votes.rows == group[0])
+        if len(at) and votes.agreeing[at[0]] >= AGREEING and votes.checked[labels[group]].all():
+            label = int(votes.majority[at[0]])
+            decided |= {int(row): label for row in group if label in labels[group]}
+    return decided
+
+
+def copies_to_drop(scan: Scan, groups: Sequence[Rows], decided: Mapping[int, int]) -> list[int]:
+    """The rows to leave out so that every image occurs once with each label; an evaluation split keeps its image.
+
+    Of exact copies with different labels, those with the decided label stay; if there is none, all are left out.
+    """
+    split, label, pixels = (scan.records[name] for name in ("split", "label", "pixels"))
+    dropped = []
+    for group in groups:
+        kept: set[int] = set()
+        for row in sorted(group.tolist(), key=lambda row: (-int(split[row]), row)):
+            own, same = int(label[row]), group[pixels[group] == pixels[row]]
+            is_wrong = bool((label[same] != own).any()) and own != decided.get(row, -1)
+            if is_wrong or own in kept:
+                dropped.append(row)
+            else:
+                kept.add(own)
+    return dropped
+
+
+def conflicts(scan: Scan, groups: Sequence[Rows], decided: Mapping[int, int]) -> Iterator[Finding]:
     """Same images under different labels; for near duplicates, both labels may be right."""
     exact: list[Pair] = []
     near: list[Pair] = []
@@ -336,9 +405,9 @@ def conflicts(scan: Scan, groups: Sequence[Rows]) -> Iterator[Finding]:
             (exact if len(equals) else near).append((int(group[partner]), int(group[member])))
     advice = "keep the right label, or delete both"
     text = f"{plural(len(exact), 'image', 'occurs|occur')} twice with different labels"
-    yield from pair_finding("conflict", "problem", text, advice, scan, exact)
+    yield from pair_finding("conflict", "problem", text, advice, scan, exact, decided)
     text = f"{plural(len(near), 'image', 'is a near duplicate|are near duplicates')} of one with another label"
-    yield from pair_finding("near-conflict", "warning", text, advice, scan, near)
+    yield from pair_finding("near-conflict", "warning", text, advice, scan, near, decided)
 
 
 def repeats(scan: Scan, groups: Sequence[Rows]) -> Iterator[Finding]:
@@ -358,11 +427,24 @@ def repeats(scan: Scan, groups: Sequence[Rows]) -> Iterator[Finding]:
     yield from pair_finding("duplicate", "warning", text, "they count twice; delete all but one", scan, pairs)
 
 
-def pair_finding(check: str, level: Level, text: str, advice: str, scan: Scan, pairs: list[Pair]) -> Iterator[Finding]:
-    """A finding about these pairs of images, if any."""
+def pair_finding(
+    check: str,
+    level: Level,
+    text: str,
+    advice: str,
+    scan: Scan,
+    pairs: list[Pair],
+    decided: Mapping[int, int] = MappingProxyType({}),
+) -> Iterator[Finding]:
+    """A finding about these pairs of images, if any; `decided` are the labels that the neighbors agree on."""
     if pairs:
+        classes = next(iter(scan.splits.values())).classes
         examples = (
-            FindingExample(EXACT if is_exact(scan, pair) else NEAR, tuple(image_ref(scan, row) for row in pair))
+            FindingExample(
+                EXACT if is_exact(scan, pair) else NEAR,
+                tuple(image_ref(scan, row) for row in pair),
+                classes[decided[pair[0]]] if pair[0] in decided else "",
+            )
             for pair in pairs[: REVIEWED if check.endswith("conflict") else EXAMPLES]
         )
         yield Finding(check, level, text, len(pairs), advice, tuple(examples))
@@ -383,9 +465,7 @@ def check_similar(scan: Scan, groups: Sequence[Rows], vectors: Floats) -> Iterat
         text = f"similar pairs: {len(known):,} images exceed the limit of {MAX_COMPARED:,}"
         yield Finding("alike", "unchecked", text)
         return
-    leader = np.arange(len(vectors))
-    for group in groups:
-        leader[group] = group[0]
+    leader = group_leaders(len(vectors), groups)
     units, pairs = unit(np.asarray(vectors[known], np.float32)), list[tuple[float, int, int]]()
     for start in range(0, len(known), COMPARED_ROWS):
         cosines = units[start : start + COMPARED_ROWS] @ units[start:].T

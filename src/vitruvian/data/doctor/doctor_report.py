@@ -29,7 +29,7 @@ def diagnosis_page(diagnosis: Diagnosis, data: Dataset) -> str:
                     "text": finding.text,
                     "advice": finding.advice,
                     "examples": [
-                        {"note": example.note, "images": [image_context(image, data) for image in example.images]}
+                        {"note": example.text, "images": [image_context(image, data) for image in example.images]}
                         for example in finding.examples[:EXAMPLES]
                     ],
                     "hidden": finding.count - len(finding.examples[:EXAMPLES]),
@@ -64,7 +64,7 @@ def review_page(diagnosis: Diagnosis, data: Dataset) -> str:
     positions = {(image.split, image.index): position for position, (image, _, _) in enumerate(suspicious)}
     for image, evidence, note in suspicious:
         suggested = evidence[0].label
-        copy = positions.get((evidence[0].split, evidence[0].index)) if note in COPIES else None
+        copy = positions.get((evidence[0].split, evidence[0].index)) if note.startswith(COPIES) else None
         items.append(
             image_context(image, data) | {"note": note, "evidence": [image_context(other, data) for other in evidence]}
         )
@@ -90,9 +90,10 @@ def suspicious_labels(diagnosis: Diagnosis) -> Iterator[tuple[ImageRef, tuple[Im
         for example in findings[check].examples if check in findings else ():
             first, *others = example.images
             pairs = [(first, tuple(others))]
-            if check != "label":  # either label may be wrong
+            if check != "label":  # either label may be wrong, unless the neighbors decide
                 pairs.append((others[0], (first,)))
+                pairs = [pair for pair in pairs if not example.right or pair[0].label != example.right]
             for image, evidence in pairs:
                 if (image.split, image.index) not in listed and len(listed) < REVIEWED:
                     listed.add((image.split, image.index))
-                    yield image, evidence, example.note
+                    yield image, evidence, example.text

@@ -34,6 +34,11 @@ class FindingExample:
 
     note: str
     images: tuple[ImageRef, ...] = ()
+    right: str = ""  # of copies with different labels: the label that their neighbors agree on
+
+    @property
+    def text(self) -> str:
+        return f"{self.note}; the neighbors are labeled {self.right}" if self.right else self.note
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,7 @@ class Diagnosis:
     bytes: int
     seconds: float
     findings: tuple[Finding, ...]
+    droppable: dict[str, frozenset[tuple[str, int]]]  # split and index of the images that `--drop` leaves out, by kind
 
     @property
     def healthy(self) -> bool:
@@ -81,7 +87,8 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """The diagnosis as one JSON object; `docs/doctor.md` explains its fields."""
-        return {**dataclasses.asdict(self), "healthy": self.healthy, "images": sum(self.splits.values())}
+        content = dataclasses.asdict(self) | {"healthy": self.healthy, "images": sum(self.splits.values())}
+        return content | {"droppable": {kind: len(images) for kind, images in self.droppable.items()}}
 
 
 def image_ref(scan: Scan, row: int) -> ImageRef:
@@ -115,7 +122,7 @@ def report(diagnosis: Diagnosis) -> Iterator[tuple[Level | None, str]]:
                     f"{image.split}: {image.key}" + (f" [{image.label}]" if several else "")
                     for image in example.images[:2]
                 )
-                yield None, "      " + printable(f"{images}  ({example.note})" if images else example.note)
+                yield None, "      " + printable(f"{images}  ({example.text})" if images else example.note)
             more = finding.count - min(len(finding.examples), SHOWN)
             if finding.examples and more > 0:
                 yield None, f"      and {more:,} more"
