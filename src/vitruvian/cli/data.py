@@ -113,15 +113,14 @@ def doctor(
         count = write_manifest(data, out, lambda position, label: None if position in removed else label)
         left_out = ", ".join(f"{len(images):,} {name}" for name, images in dropped.items())
         print_status(f"wrote {out} with {plural(count, 'image')}; left out: {left_out}; {data} is unchanged")
-        return
-    if out is not None:
+    elif out is not None:
         write_text(out, diagnosis_page(diagnosis, dataset))
         print_status(f"wrote {out}")
     if review is not None:
         write_text(review, review_page(diagnosis, dataset))
         steps = f"open it, review the labels, download the result, then run `vit doctor {data} --apply ...`"
         print_status(f"wrote {review}: {steps}")
-    if not diagnosis.healthy:
+    if not diagnosis.healthy and drop is None:
         raise typer.Exit(1)
 
 
