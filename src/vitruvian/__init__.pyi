@@ -6,6 +6,7 @@ from .bulk.result import merge as merge
 from .bulk.similar import similar as similar
 from .compress.optimize import optimize as optimize
 from .compress.quantize import quantize as quantize
+from .config import LoraConfig as LoraConfig
 from .config import ModelConfig as ModelConfig
 from .config import ModelMeta as ModelMeta
 from .config import Numerics as Numerics
@@ -28,6 +29,7 @@ from .inference import Prediction as Prediction
 from .inference import embed_images as embed_images
 from .inference import features as features
 from .model.build import build as build
+from .model.lora import add_lora as add_lora
 from .model.resnet import ResNet as ResNet
 from .model.vit import ViT as ViT
 from .study.compare import compare as compare
@@ -39,6 +41,7 @@ from .training.finetune import finetune as finetune
 from .training.finetune import protocol_for as protocol_for
 from .training.train import resume as resume
 from .training.train import train as train
+from .weights.adapter import save_adapter as save_adapter
 from .weights.builders import ViT_B_16_Weights as ViT_B_16_Weights
 from .weights.builders import ViT_B_32_Weights as ViT_B_32_Weights
 from .weights.builders import ViT_H_14_Weights as ViT_H_14_Weights
@@ -55,6 +58,7 @@ from .weights.create import FeatureModel as FeatureModel
 from .weights.create import create_model as create_model
 from .weights.create import list_models as list_models
 from .weights.load import load as load
+from .weights.load import with_adapter as with_adapter
 from .weights.load import with_merging as with_merging
 from .weights.save import save as save
 from .weights.zero_shot import embed_texts as embed_texts

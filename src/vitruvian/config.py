@@ -517,6 +517,42 @@ class GraphConfig(Settings):
     num_classes: NumClasses = 1000
 
 
+LoraTarget = Literal["all", "q", "k", "v", "qkv", "proj", "fc1", "fc2"]
+DENSE_PARTS = ("q", "k", "v", "proj", "fc1", "fc2")  # all dense layers of a block
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraConfig(Settings):
+    """LoRA: which layers get low-rank updates, and of what rank. Everything else is frozen, except the head."""
+
+    rank: Annotated[int, Range(0, 4096)] = 0
+    """Rank of the updates; 0: no LoRA."""
+    alpha: Annotated[float, Range(0.0, 1e6)] = 0.0
+    """The updates are multiplied by alpha / rank; 0: twice the rank."""
+    targets: tuple[LoraTarget, ...] = ("q", "v")
+    """Layers of each block with updates: queries `q`, keys `k`, values `v` (`qkv`: one update for the three), `proj`,
+    `fc1`, `fc2`; `all`: all of them."""
+    dora: bool = False
+    """DoRA: also learn the length of each row of the updated weights."""
+    lr_scale: Annotated[float, Range(1e-6, 1e6)] = 10.0
+    """Learning rate of the updates as a multiple of `lr`, which is that of the head; `layer_decay` does not apply."""
+
+    def check(self) -> None:
+        parts = self.parts
+        if not parts or len(set(parts)) < len(parts) or ("qkv" in parts and set("qkv") & set(parts)):
+            raise ConfigError(f"lora.targets={list(self.targets)} is empty, or has a layer twice")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The targets, with `all` expanded."""
+        return DENSE_PARTS if "all" in self.targets else self.targets
+
+    @property
+    def scale(self) -> float:
+        """Factor of the updates."""
+        return (self.alpha or 2 * self.rank) / self.rank
+
+
 THRESHOLD_RANGES = {"probability": Range(0.0, 1.0), "energy": Range(-1e6, 1e6)}
 
 

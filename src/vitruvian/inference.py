@@ -208,6 +208,7 @@ class Encoder:
         device: str = "cpu",
         engine: EngineName = "torch",
         tome_r: int | Sequence[int] | None = None,
+        adapter: str | Path | None = None,
     ) -> None:
         """Load or wrap a model; for the arguments see `Classifier`."""
         if device == "auto":
@@ -217,13 +218,16 @@ class Encoder:
         self.name = str(model)
         if not isinstance(model, str | Path):
             self.name = model.meta.origin if isinstance(model.config, GraphConfig) else title_of(model.config)
-            if num_heads is not None or image_size is not None:
-                raise ConfigError("num_heads and image_size apply when weights are loaded; this model is already built")
+            if num_heads is not None or image_size is not None or adapter is not None:
+                what = "num_heads, image_size and adapter apply when weights are loaded"
+                raise ConfigError(f"{what}; this model is already built")
         elif (graph := find_graph(model)) is None:
-            model = load(model, num_heads=num_heads, image_size=image_size)
+            model = load(model, num_heads=num_heads, image_size=image_size, adapter=adapter)
         else:
-            if num_heads is not None or device.partition(":")[0] != "cpu":
-                name = argument("device" if num_heads is None else "num_heads")
+            if num_heads is not None or adapter is not None or device.partition(":")[0] != "cpu":
+                name = argument(
+                    "num_heads" if num_heads is not None else "adapter" if adapter is not None else "device"
+                )
                 reason = "an exported graph has a fixed architecture and runs on the CPU"
                 raise ConfigError(f"{name} is for weights; {reason}")
             model = open_graph(graph, engine=engine, image_size=image_size)
@@ -401,6 +405,7 @@ class Classifier(Encoder):
         flip: bool = False,
         engine: EngineName = "torch",
         device: str = "cpu",
+        adapter: str | Path | None = None,
     ) -> None:
         """Load or wrap a model with a classification head, or a CLIP or SigLIP used zero-shot with `labels`.
 
@@ -414,12 +419,14 @@ class Classifier(Encoder):
             flip: Average the logits of each image and its mirror image.
             engine: What computes the logits: "torch", "onnxruntime", "openvino", or "auto" for the fastest installed.
             device: A PyTorch device.
+            adapter: Folder of a LoRA adapter to apply to the loaded weights.
 
         Raises:
             CheckpointError: The weights cannot be loaded.
             ConfigError: The model has no head and no `labels` are given, or a setting cannot be used.
         """
-        super().__init__(model, num_heads=num_heads, image_size=image_size, device=device, engine=engine, tome_r=tome_r)
+        read = {"num_heads": num_heads, "image_size": image_size, "adapter": adapter}
+        super().__init__(model, **read, device=device, engine=engine, tome_r=tome_r)  # type: ignore[arg-type]
         self.flip = flip
         self._first: Classifier | None = None
         if labels is not None:

@@ -99,6 +99,10 @@ def make_weights(root: Path) -> None:
         vt.save(ours, root / name, family="timm")
     for name in ("second", "W", "WEIGHTS", "runs/photos", "runs/mine"):
         vt.save(ours, root / name)
+    for name in ("cats", "dogs"):
+        model = vt.load(root / "weights.safetensors")
+        vt.add_lora(model, vt.LoraConfig(rank=2))
+        vt.save_adapter(model, root / "runs" / name / "adapter", base="weights.safetensors")
     vt.save(imagenet, root / "weights.npz", family="google")
     vt.save(imagenet, root / "ViT-B_16.npz", family="google")
     vt.save(tiny(), root / "dino.pth", family="timm")

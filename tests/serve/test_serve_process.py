@@ -64,6 +64,28 @@ def test_a_served_model_is_named_and_answers(service, weights):
     assert [a["label"] for a in found["results"][0]["predictions"]] == [a.label for a in expected]
 
 
+def test_adapters_are_models_beside_their_base(weights, tmp_path):
+    from vitruvian.config import LoraConfig
+    from vitruvian.model.lora import add_lora
+    from vitruvian.weights.adapter import save_adapter
+
+    for name in ("cats", "dogs"):
+        model = vt.load(weights, num_classes=2, head="new")
+        model.meta = model.meta.replace(labels=(f"a {name}", "none"))
+        add_lora(model, LoraConfig(rank=2))
+        save_adapter(model, tmp_path / name, base=str(weights))
+    words = [word for name in ("cats", "dogs") for word in ("--adapter", f"{name}={tmp_path / name}")]
+    running = Process("--model", f"base={weights}", *words)
+    try:
+        models = running.client.get("/models").json()["models"]
+        assert [(model["name"], model["num_classes"]) for model in models[1:]] == [("cats", 2), ("dogs", 2)]
+        for name in ("cats", "dogs"):
+            answer = running.client.post(f"/predict?model={name}", **upload(photo(1))).json()
+            assert {each["label"] for each in answer["results"][0]["predictions"]} == {f"a {name}", "none"}
+    finally:
+        running.close()
+
+
 def test_a_body_that_comes_too_slowly_is_408(service):
     head = "POST /predict HTTP/1.1\nHost: localhost\nContent-Type: application/json\nContent-Length: 1000\n\n"
     started = time.monotonic()

@@ -86,7 +86,7 @@ def explain(
         methods=methods, layer=layer, head=head, patch=patch, target=target, top=top, deletion=deletion
     )
     model = default_source() if model is None else model
-    loaded = load(model, num_heads=options.num_heads, image_size=options.image_size)
+    loaded = load(model, num_heads=options.num_heads, image_size=options.image_size, adapter=options.adapter)
     loaded = loaded if options.tome_r is None else with_merging(loaded, options.tome_r)
     if figures:
         plot_figures(loaded, images, out, count=count, device=options.device, as_json=as_json)

@@ -287,6 +287,7 @@ class LoadOptions:
     num_heads: NumHeads = None
     image_size: ImageSize = None
     device: Annotated[str, option("NAME", "cpu, cuda, or auto: cuda if available.")] = "cpu"
+    adapter: Annotated[str | None, option("DIR", "A LoRA adapter to apply to the weights (peft's format).")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,6 +342,9 @@ class RecipeOptions:
     image_size: Annotated[int | None, option("PIXELS", "Input size; the position embedding is resized.", min=1)] = None
     freeze: Annotated[
         str | None, option("PATTERNS", "Parameters not to train, such as 'embed.*,blocks.[0-5].*'.", panel=ADVANCED)
+    ] = None
+    lora: Annotated[
+        int | None, option("RANK", "Train LoRA updates of this rank, such as 8, and the head; freeze the rest.", min=1)
     ] = None
     val_fraction: Annotated[float | None, option("SHARE", "Fraction of each class to hold out for validation.")] = None
     group_by: GroupBy = None

@@ -32,6 +32,7 @@ def parse_host(text: str) -> str:
 
 
 MODELS = option("[NAME=]MODEL", "Weights; repeatable [default: a published DeiT III-S].", "--model", "-m")
+ADAPTERS = option("[NAME=]DIR", "A LoRA adapter of --model, served as a model of its own; repeatable.", "--adapter")
 HOST = option("ADDRESS", "Address to listen on; 0.0.0.0 accepts other machines.", parser=parse_host)
 MAX_SECONDS = option("N", "Time limit for receiving a request, and for its response.", min=0.1)
 ALLOW_HOST = option("NAME", "Host name that clients may use; repeatable.", parser=parse_host)
@@ -39,6 +40,7 @@ ALLOW_HOST = option("NAME", "Host name that clients may use; repeatable.", parse
 
 def serve(
     models: Annotated[list[str] | None, MODELS] = None,
+    adapters: Annotated[list[str] | None, ADAPTERS] = None,
     host: Annotated[str, HOST] = "127.0.0.1",
     port: Annotated[int, option("N", "Port; 0 chooses a free one.", min=0, max=65535)] = 8000,
     batch_size: Batch = DEFAULT_BATCH_SIZE,
@@ -51,6 +53,9 @@ def serve(
 ) -> None:
     """Serve models over HTTP, with a page at / to inspect them.
 
+    Several LoRA adapters of one --model share its weights in memory. They are models of their own beside it, and the
+    first of all is the default.
+
     If the environment variable VITRUVIAN_API_KEY is set, clients must send it as their key. On SIGTERM, accepted
     requests are finished first.
     """
@@ -61,7 +66,7 @@ def serve(
         from vitruvian.serve.batching import ServiceLimits
         from vitruvian.serve.server import serve as run
         from vitruvian.weights.hub import BUNDLED, default_source
-        from vitruvian.weights.load import check_finite
+        from vitruvian.weights.load import check_finite, with_adapter
 
     require("uvicorn", "serve")
     limits = ServiceLimits(batch_size=batch_size, queue=queue, max_bytes=int(max_mb * 1e6), max_seconds=max_seconds)
@@ -74,6 +79,16 @@ def serve(
         if models and not isinstance(model, Graph):
             check_finite(model, weights)
         loaded[name] = model
+    base = next(iter(loaded.values()))
+    for name, folder in map(name_and_weights, adapters or ()):
+        if len(models or ()) != 1 or isinstance(base, Graph):
+            raise ConfigError("needs one --model, the weights that the adapters were trained on", where="--adapter")
+        if name in loaded:
+            raise ConfigError(f"two models are called {name!r}; name them with NAME=DIR", where="--adapter")
+        # Other engines export a graph of each model.
+        adapted = with_adapter(base, folder, image_size=image_size, merge=engine != "torch")
+        check_finite(adapted, folder)
+        loaded[name] = adapted
     run(
         loaded,
         host=host,

@@ -25,7 +25,7 @@ from vitruvian.model.positions import geometric_biases
 from vitruvian.settings import BatchSize, Record, Size, as_size, validate
 from vitruvian.weights.checkpoint_files import METADATA_KEY
 from vitruvian.weights.description import Description
-from vitruvian.weights.load import check_finite, load
+from vitruvian.weights.load import check_finite, load, merged
 
 Format = Literal["onnx", "openvino", "torch"]
 Forward = Callable[[Tensor], Tensor]
@@ -92,6 +92,7 @@ def export(
     check_destination(out, to)
     if isinstance(model, str | Path):
         model = load(model, num_heads=num_heads, image_size=image_size)
+    model = merged(model)
     validate("batch_size", BatchSize, 1 if batch_size is None else batch_size)
     if image_size is None and not dynamic_size:
         model.meta.preprocess.require_one_size(f"a graph without {argument('dynamic_size', True)}")

@@ -24,6 +24,7 @@ from vitruvian.errors import ConfigError, FileError, ImageError, NotFiniteError
 from vitruvian.evaluation.probe_classifiers import Examples
 from vitruvian.files import atomic_open, short_hash
 from vitruvian.inference import NOT_FINITE, Encoder, batched, check_readable, read_images
+from vitruvian.model.lora import plain_state
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import BatchSize, Settings, validate
 from vitruvian.weights.checkpoint_files import tensors_digest
@@ -128,7 +129,7 @@ def model_key(encoder: Encoder) -> str:
     """
     model, preprocess = encoder.torch_model, encoder.preprocess
     assert isinstance(preprocess, Preprocess)
-    below_head = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(HEADS)}
+    below_head = {name: tensor for name, tensor in plain_state(model).items() if not name.startswith(HEADS)}
     config = {name: value for name, value in changed_settings(model.config).items() if name not in WITHOUT_EFFECT}
     versions = [torch.__version__, PIL.__version__, torch.device(encoder.device).type]
     parts = [tensors_digest(below_head), type(model.config).__name__, config, changed_settings(preprocess)]

@@ -27,11 +27,12 @@ from vitruvian.data.augment import Augment
 from vitruvian.data.loader import Loader
 from vitruvian.data.sources import Source
 from vitruvian.data.transform import as_transform
-from vitruvian.errors import ConfigError, UnknownNameError
+from vitruvian.errors import ConfigError, UnknownNameError, argument
 from vitruvian.evaluation.features import FeatureSet
 from vitruvian.evaluation.probe_classifiers import L2_GRID, choose_l2, fit_linear, hold_out_examples
 from vitruvian.inference import Encoder
 from vitruvian.model.build import Model, build
+from vitruvian.model.lora import add_lora
 from vitruvian.model.stems import ConvStem, whitening_kernels
 from vitruvian.model.vit import ViT
 from vitruvian.progress import print_status
@@ -99,7 +100,12 @@ def rebuild_model(description: Description, recipe: Recipe) -> Model:
 
 
 def prepare(model: Model, recipe: Recipe) -> Model:
-    """Freeze parameters and set the options of training."""
+    """Freeze parameters, add LoRA's, and set the options of training."""
+    if recipe.lora.rank:
+        if not recipe.weights:
+            reason = "needs weights to start from: it trains small updates of them"
+            raise ConfigError(f"{argument('lora', recipe.lora.rank)} {reason}")
+        add_lora(model, recipe.lora, seed=recipe.seed)
     freeze(model, recipe)
     if isinstance(model, ViT):
         model.patch_drop = recipe.patch_drop

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitruvian.data.augment import mix, normalize
@@ -27,6 +28,7 @@ from vitruvian.data.order import generator_for, hash_words
 from vitruvian.errors import Interrupted, NotFiniteError, TrainingError
 from vitruvian.files import write_json
 from vitruvian.model.build import Model, empty
+from vitruvian.model.lora import merge_state
 from vitruvian.progress import print_status
 from vitruvian.text import brief, describe_error
 from vitruvian.training.checkpoint import Checkpoints, Position, live_tensors, read_tensors, write_digests
@@ -51,11 +53,13 @@ from vitruvian.training.optimizer import (
     moments,
     set_lr,
     sharpness_aware,
+    trainable,
 )
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.run_folder import Run
 from vitruvian.training.run_report import write_report
 from vitruvian.training.splits import NO_TRANSFORMS, CustomTransforms, Splits, TrainingBatches, validation_loader
+from vitruvian.weights.adapter import save_adapter
 from vitruvian.weights.load import assemble
 from vitruvian.weights.save import save
 
@@ -387,7 +391,8 @@ class Loop:
                     # The last steps may diverge, so the best weights are kept in any case.
                     is_rescue = position.step < self.steps and self.recipe.objective == "labels"
                     if self.recipe.final == "best" or is_rescue:
-                        self.save_model(folder := self.run_folder.best(position.step))
+                        folder = self.run_folder.best(position.step)
+                        self.save_trained(folder) if self.recipe.lora.rank else self.save_model(folder)
                         if self.processes.is_main:
                             write_digests(folder)
         except EvaluationStopped:
@@ -418,18 +423,33 @@ class Loop:
         finally:
             reshard(self.trainer.model)
 
-    def save_model(self, folder: Path) -> None:
-        """Gather the current weights from all processes and save them as a native model directory."""
+    def save_model(self, folder: Path, adapter: Path | None = None) -> None:
+        """Gather the current weights from all processes and save them as a native model directory.
+
+        LoRA's updates are merged, and also saved alone as `adapter`.
+        """
         model = self.trainer.model
         left_out = MaskedViT.own_names if isinstance(model, MaskedViT) else ()
-        tensors = {
-            name: full_tensor(tensor.detach()).cpu()
-            for name, tensor in model.state_dict().items()
-            if name not in left_out
-        }
+        tensors = gather({name: tensor for name, tensor in model.state_dict().items() if name not in left_out})
         if self.processes.is_main:
-            save(assemble(empty(model.config), tensors, model.meta), folder)
+            save(assemble(empty(model.config), merge_state(model, tensors), model.meta), folder)
+            if adapter is not None:
+                save_adapter(model, adapter, base=self.recipe.weights, tensors=tensors)
         self.processes.barrier()
+
+    def save_trained(self, folder: Path) -> None:
+        """Save LoRA's updates and the head under their own names, from which `finish` can restore them."""
+        tensors = gather(self.trained())
+        if self.processes.is_main:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "trained.safetensors")
+        self.processes.barrier()
+
+    def trained(self) -> dict[str, Tensor]:
+        """The tensors that training changes: with LoRA, not the frozen weights."""
+        tensors = live_tensors(self.trainer.model)
+        names = {name for name, _ in trainable(self.trainer.model)} if self.recipe.lora.rank else tensors
+        return {name: tensor for name, tensor in tensors.items() if name in names}
 
     def write_checkpoint(self, *, wait: bool) -> None:
         """Save everything needed to continue from here; `wait` until it is on disk."""
@@ -469,10 +489,10 @@ class Loop:
         step = position.step
         with self.trainer.use_average():
             if (self.recipe.final == "best" or diverged) and position.best_step != step:
-                read_tensors(run.best(position.best_step), live_tensors(self.trainer.model), self.processes)
+                read_tensors(run.best(position.best_step), self.trained(), self.processes)
                 self.metrics, step = None, position.best_step
             metrics = self.metrics or self.measure()
-            self.save_model(run.folder / "model")
+            self.save_model(run.folder / "model", run.folder / "adapter" if self.recipe.lora.rank else None)
         if self.processes.is_main:
             early = diverged or (f"no better evaluation in {position.worse}" if self.is_early_stop() else "")
             try:
@@ -481,8 +501,14 @@ class Loop:
                 again = f"`vit train --resume {run.folder}` tries again"
                 notify(self.listeners, f"the report could not be written: {describe_error(error)}; {again}")
             run.seal(self.line("val", step) | self.scalars, diverged)
-            run.remove_old(self.recipe, keep_best=self.recipe.final == "best" and position.best_step != position.step)
+            is_elsewhere = position.best_step != position.step or bool(self.recipe.lora.rank)
+            run.remove_old(self.recipe, keep_best=self.recipe.final == "best" and is_elsewhere)
         self.processes.barrier()
+
+
+def gather(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors with the shards of all processes, on the CPU."""
+    return {name: full_tensor(tensor.detach()).cpu() for name, tensor in tensors.items()}
 
 
 class EvaluationStopped(Exception):

@@ -134,7 +134,8 @@ def build_optimizer(model: Model, recipe: Recipe) -> torch.optim.Optimizer:
         decays = recipe.weight_decay_on == "all" or is_kernel
         is_hidden = is_kernel and not name.startswith(("head.", "head_dist."))
         matrices = FUSED.get(name.split(".")[-2], 1) if is_hidden and kind.matrix_moments else 0
-        key = (weight_decay if decays else 0.0, recipe.layer_decay ** layers_above(model, name), matrices)
+        lr_scale = recipe.lora.lr_scale if ".lora_" in name else recipe.layer_decay ** layers_above(model, name)
+        key = (weight_decay if decays else 0.0, lr_scale, matrices)
         groups.setdefault(key, []).append(parameter)
     names = ("weight_decay", "lr_scale", "matrices")
     rows: Groups = [{"params": parameters, **dict(zip(names, key))} for key, parameters in groups.items()]

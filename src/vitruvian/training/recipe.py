@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from vitruvian.catalog import canonical
-from vitruvian.config import Preprocess, ResNetConfig, ScoreFunction, ViTConfig
+from vitruvian.config import LoraConfig, Preprocess, ResNetConfig, ScoreFunction, ViTConfig
 from vitruvian.data.augment import AUGREG_LEVELS, Augment
 from vitruvian.data.order import Sampling
 from vitruvian.errors import ConfigError, FileError, UnknownNameError, argument, short_repr
@@ -102,6 +102,8 @@ class Recipe(Settings):
     """Patterns of names of parameters that are not trained, such as `embed.*` or `blocks.[0-5].*`."""
     freeze_layers: Share = 0.0
     """Fraction of the layers that are not trained, from the embedding on; the backward pass ends above them."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Low-rank updates of frozen weights; `lora=8` is short for `lora.rank=8`."""
 
     epochs: Annotated[float, Range(0.0, 1e6)] = 0.0
     """Number of epochs."""
@@ -290,6 +292,7 @@ class Recipe(Settings):
             "augment.mixup_alpha and cutmix_alpha": self.augment.mixes,
             "head_init": self.head_init != "zero",
             "head_bias": self.head_bias != 0,
+            "lora": self.lora.rank > 0,
             "patch_drop": self.patch_drop > 0,
             "validation": self.validation != "auto",
             "final": self.final != "last",
@@ -355,6 +358,10 @@ OTHER_NAMES = {
     "layer_decay": "lr_decay layer_lr_decay layerwise_lr_decay llrd",
     "grad_clip": "clip clip_grad clip_grad_norm gradient_clip gradient_clip_val max_grad_norm",
     "grad_accum_steps": "grad_accum gradient_accumulation_steps accumulate_grad_batches accum_iter",
+    "lora.rank": "lora_r lora_rank",
+    "lora.alpha": "lora_alpha",
+    "lora.targets": "target_modules lora_targets",
+    "lora.dora": "use_dora dora",
     "grad_checkpointing": "gradient_checkpointing activation_checkpointing",
     "batch_size (images in a step over all processes)": "batch bs train_batch_size per_device_train_batch_size",
     "epochs": "num_epochs num_train_epochs max_epochs n_epochs",
@@ -423,7 +430,7 @@ def recipe_names() -> list[str]:
 
 def describe_settings(pattern: str = "") -> Iterator[tuple[str, str, str]]:
     """Name, default and meaning of the settings whose name contains `pattern`; the meaning is their docstring."""
-    owners: list[tuple[str, type[Settings]]] = [("", Recipe), ("augment.", Augment)]
+    owners: list[tuple[str, type[Settings]]] = [("", Recipe), ("augment.", Augment), ("lora.", LoraConfig)]
     owners += [(f"{name}.", owner) for name, tables in TABLES.items() for owner in tables[:1]]
     for prefix, owner in owners:
         body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body  # type: ignore[attr-defined]
@@ -432,7 +439,7 @@ def describe_settings(pattern: str = "") -> Iterator[tuple[str, str, str]]:
             if isinstance(line, ast.AnnAssign) and isinstance(following, ast.Expr):
                 docs[ast.unparse(line.target)] = " ".join(ast.literal_eval(following.value).split())
         for item in fields(owner):  # type: ignore[arg-type]
-            name, is_inner = f"{prefix}{item.name}", item.name in ("augment", *TABLES) and not prefix
+            name, is_inner = f"{prefix}{item.name}", item.name in ("augment", "lora", *TABLES) and not prefix
             if pattern in name and not is_inner and name not in DESCRIPTION | set(OWNED):
                 default = () if item.default is MISSING else item.default  # a list or a table that is empty
                 if not isinstance(default, Settings):
@@ -485,7 +492,12 @@ def recipe_from_table(table: Mapping[str, Any], where: str = "") -> Recipe:
 
 
 def expand_level(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A table with the settings that `augment.level` stands for, in place of it; other settings beside it win."""
+    """A table with the settings that `augment.level` stands for, in place of it; other settings beside it win.
+
+    `lora=8` stands for `lora.rank=8`.
+    """
+    if "lora" in table and not isinstance(table["lora"], Mapping | LoraConfig):
+        table = {**table, "lora": {"rank": table["lora"]}}
     augment = table.get("augment")
     if not isinstance(augment, Mapping) or "level" not in augment:
         return table
@@ -510,7 +522,8 @@ def change_recipe(recipe: Recipe, changes: Iterable[str]) -> Recipe:
             value = parse_toml(f"value = {text}", "")["value"]
         except FileError:
             value = text  # not TOML: a plain text
-        if isinstance(value, str) and field_types(Recipe).get(key) == tuple[str, ...]:
+        is_list = key == "lora.targets" or field_types(Recipe).get(key) == tuple[str, ...]
+        if isinstance(value, str) and is_list:
             value = [name.strip() for name in value.split(",")]  # freeze=embed.*,blocks.0.*
         for part in reversed(key.split(".")):
             value = {part: value}

@@ -1,8 +1,8 @@
 """The folder of a run: its files, and how processes create, lock and verify it.
 
 `run.json` facts · `recipe.toml` all settings · `metrics.jsonl` · `checkpoints/` · `best/` the best weights so far, if
-the recipe selects by validation · `unreadable.json` skipped images · `model/` the trained model · `report.html` ·
-`result.json` the metrics of the model · `README.md` the model card.
+the recipe selects by validation · `unreadable.json` skipped images · `model/` the trained model · `adapter/` LoRA's
+updates · `report.html` · `result.json` the metrics of the model · `README.md` the model card.
 """
 
 from __future__ import annotations
@@ -116,7 +116,11 @@ class Run:
 
     def seal(self, evaluation: Line, diverged: str = "") -> None:
         """Write result.json, which ends a run: the metrics of its model and the digests of its files."""
-        paths = [self.folder / METRICS_FILE, *sorted((self.folder / "model").iterdir())]
+        paths = [
+            self.folder / METRICS_FILE,
+            *sorted(self.folder.glob("model/*")),
+            *sorted(self.folder.glob("adapter/*")),
+        ]
         files = {path.relative_to(self.folder).as_posix(): digest(path) for path in paths}
         content = {"evaluation": evaluation, "files": files} | ({"diverged": diverged} if diverged else {})
         write_sealed(self.folder / RESULT_FILE, content)

@@ -164,6 +164,12 @@ def train(
             listeners = (ProgressListener(), *listeners)
         report = partial(notify, listeners if processes.is_main else ())
         start = initial_model(chosen, splits.classes, splits.train, processes, report)
+        if chosen.lora.rank:
+            counts = (sum(p.numel() for p in start.parameters() if p.requires_grad is flag) for flag in (True, False))
+            which = (
+                f"{'DoRA' if chosen.lora.dora else 'LoRA'} of rank {chosen.lora.rank} on {', '.join(chosen.lora.parts)}"
+            )
+            splits.notes.append("{}: {:,} parameters train, {:,} are frozen".format(which, *counts))
         trainer = Trainer(chosen, splits, processes, start, transforms)
         if not chosen.image_size and chosen.weights and (chosen.enlarge, chosen.train_scale) != (1, 1):
             evaluated, trained = (

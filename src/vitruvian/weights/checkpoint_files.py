@@ -70,6 +70,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     weights = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), path)
     if weights.is_dir():
         reason = f"the folder contains none of {', '.join(WEIGHT_FILES)}"
+        if (path / "adapter_config.json").is_file():
+            reason = "a LoRA adapter, not a model; `vit predict --adapter` and vitruvian.load apply it to its base"
         if graph := next((file for end in GRAPH_ENDINGS for file in sorted(path.glob(f"*{end}"))), None):
             reason = f"has no weights, only a graph, which works with predict, evaluate, serve and bench: {graph}"
         raise CheckpointError(reason, where=path)

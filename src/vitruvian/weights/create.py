@@ -12,6 +12,7 @@ from vitruvian.catalog import PUBLISHED, VARIANTS, find_published, published_nam
 from vitruvian.config import TIMM_POOLS, TORCHVISION_NUMERICS, ModelConfig, Preprocess, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError, short_repr
 from vitruvian.model.build import Model, build, empty
+from vitruvian.model.lora import plain_state
 from vitruvian.model.vit import ViT, take_indices
 from vitruvian.settings import check_choice
 from vitruvian.weights.families.timm_config import find_architecture, rows
@@ -146,7 +147,7 @@ def known_norm(name: str) -> bool | None:
 
 def adapt(model: Model, settings: Mapping[str, Any]) -> Model:
     """A loaded model with other settings, which must not change the shape of a parameter, and other channels."""
-    config, state, meta = model.config.replace(**settings), model.state_dict(), model.meta
+    config, state, meta = model.config.replace(**settings), plain_state(model), model.meta
     if config.in_channels != model.config.in_channels:
         first = next(key for key, tensor in state.items() if tensor.dim() == 4)
         state[first] = adapt_channels(state[first], config.in_channels)

@@ -14,12 +14,14 @@ from vitruvian.files import read_object
 from vitruvian.model.build import Model, empty
 from vitruvian.model.embed import resize_patch_kernel
 from vitruvian.model.encoder import fixed_size_error
+from vitruvian.model.lora import PARTS, lora_layers, plain_state, set_updates
 from vitruvian.model.mae import MaskedAutoencoder
 from vitruvian.model.positions import interpolate_factors, interpolate_positions, resize_bias_table
 from vitruvian.model.vit import ViT
 from vitruvian.progress import print_status
 from vitruvian.settings import Size, as_size, validate_field
 from vitruvian.text import plural
+from vitruvian.weights.adapter import is_adapter, read_adapter
 from vitruvian.weights.checkpoint_files import read_checkpoint
 from vitruvian.weights.description import Description
 from vitruvian.weights.families.huggingface import read_bool, read_int
@@ -66,6 +68,7 @@ def load(
     head: Head = "keep",
     config: ModelConfig | str | None = None,
     preprocess: Preprocess | None = None,
+    adapter: str | Path | None = None,
 ) -> Model:
     """Load a model in evaluation mode.
 
@@ -87,6 +90,8 @@ def load(
         config: Name of a timm architecture, for a file that does not state it; or settings or the name of a variant,
             for a `torch.save(model.state_dict(), ...)` of our own model.
         preprocess: Preprocessing, if the file does not state it or to replace it.
+        adapter: Folder of a LoRA adapter (peft's format), whose updates are merged into the weights and whose head
+            replaces theirs. If `source` is such a folder, its base is loaded.
 
     Raises:
         CheckpointError: The file cannot be read or does not fit.
@@ -94,6 +99,13 @@ def load(
     """
     changes = Changes(image_size=image_size, patch_size=patch_size, num_classes=num_classes, head=head)
     path = locate(source)
+    if adapter is None and is_adapter(path):
+        adapter, source = path, read_adapter(path).base
+        if not source:
+            raise CheckpointError("does not name its base", where=path, hint="load the base with adapter=")
+        path = locate(source)
+    if adapter is not None and (changes != Changes(image_size=image_size) or labels is not None):
+        raise ConfigError("num_classes, patch_size, head and labels cannot be combined with a LoRA adapter")
     hints = LoadHints(
         num_heads=num_heads,
         grid=grid,
@@ -103,6 +115,8 @@ def load(
         preprocess=preprocess,
         name=published_name(source),
     )
+    if adapter is not None:
+        return with_adapter(open_model(path, hints, Changes())[0], adapter, image_size=changes.size)
     return open_model(path, hints, changes, labels)[0]
 
 
@@ -295,7 +309,57 @@ def check_finite(model: Model, where: object, *, raises: type[CheckpointError] =
 
 def with_config(model: Model, config: ModelConfig) -> Model:
     """A copy in evaluation mode with the same parameters and metadata, and another config of the same shapes."""
-    return assemble(empty(config), model.state_dict(), model.meta)
+    return assemble(empty(config), plain_state(model), model.meta)
+
+
+def with_adapter(model: Model, adapter: str | Path, *, image_size: Size | None = None, merge: bool = True) -> Model:
+    """A copy of a model with a LoRA adapter.
+
+    Args:
+        model: The model that the adapter was trained on. It is not changed.
+        adapter: Folder of the adapter, in peft's format.
+        image_size: Rows and columns of the input; by default those of the adapter, if it states them.
+        merge: Add the updates to the weights. Otherwise they stay apart, and the copy shares all other weights with
+            the model: several adapters need the memory of one model.
+
+    Raises:
+        CheckpointError: The adapter cannot be read, or was trained on another model.
+    """
+    content = read_adapter(Path(adapter).expanduser())
+    stated, weight = content.description, content.head.get("head.weight")
+    content.check_base(model)
+    tensors = plain_state(model)
+    for (block, part), update in content.updates.items():
+        name, _, count = PARTS[part]
+        shape = shape_of(tensors, f"blocks.{block}.{name}.weight")
+        if shape != (len(update.b) * count, update.a.shape[1]):
+            reason = f"the update of {part!r} in block {block} does not fit the model"
+            raise CheckpointError(reason, where=adapter, hint=f"its base is {content.base or 'not stated'}")
+    config, classes = model.config, None if weight is None else len(weight)
+    size = image_size or (config.image_size if stated is None else stated.config.image_size)
+    is_same = weight is None or (classes == config.num_classes and weight.shape[1:] == (config.feature_width,))
+    if stated is not None and isinstance(config, ViTConfig) and isinstance(stated.config, ViTConfig):
+        is_same = is_same and config.representation_size == stated.config.representation_size
+    changes = Changes(image_size=size, num_classes=classes, head="keep" if is_same else "new")
+    try:
+        assert isinstance(config, ViTConfig)
+        config, state = resize(config, tensors, changes)
+        changed, state = change_head(config, state, changes)
+        meta = model.meta if is_same else model.meta.for_new_head()
+        if stated is not None:
+            changed, meta = stated.config.replace(image_size=size), stated.meta
+        meta = meta.replace(preprocess=meta.preprocess.with_image_size(size), source=model.meta.source)
+        copy = assemble(empty(changed), state | content.head, meta)
+    except RuntimeError as error:
+        reason = "the adapter's head or architecture does not fit the model"
+        raise CheckpointError(reason, where=adapter, hint=f"its base is {content.base or 'not stated'}") from error
+    set_updates(copy, content.updates)
+    return merged(copy) if merge else copy.eval()
+
+
+def merged(model: Model) -> Model:
+    """The model itself, or with LoRA a plain model with the updates merged into its weights."""
+    return with_config(model, model.config) if any(lora_layers(model)) else model
 
 
 def with_merging(model: Model, r: int | Sequence[int] = 0, *, thresholds: Sequence[float] = ()) -> Model:
@@ -321,7 +385,7 @@ def without_cascade(model: Model) -> Model:
     """A copy of the model without its cascade; the model itself if it has none."""
     if model.meta.cascade is None:
         return model
-    return assemble(empty(model.config), model.state_dict(), model.meta.replace(cascade=None))
+    return assemble(empty(model.config), plain_state(model), model.meta.replace(cascade=None))
 
 
 def assemble(model: Model, state: Tensors, meta: ModelMeta) -> Model:

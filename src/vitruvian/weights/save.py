@@ -9,6 +9,7 @@ from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.errors import ConversionError, argument
 from vitruvian.files import atomic_path, json_bytes
 from vitruvian.model.build import Model
+from vitruvian.model.lora import plain_state
 from vitruvian.weights.checkpoint_files import write_tensors
 from vitruvian.weights.description import Description, fingerprint
 from vitruvian.weights.families.family import Family
@@ -69,7 +70,7 @@ def write(model: Model, path: Path, family: str, *, half: bool = False, text: Te
         raise ConversionError(f"the model has {classes} classes but {len(labels)} labels")
     description = Description.of(model)
     header = description.to_json()
-    state = {name: tensor.detach().cpu().float() for name, tensor in model.state_dict().items()}
+    state = {name: tensor.detach().cpu().float() for name, tensor in plain_state(model).items()}
     outputs = len(state.get("head.weight", ()))
     if outputs != classes:
         reason = f"the head has {outputs} outputs, model.config has num_classes={classes}"

@@ -17,6 +17,7 @@ from vitruvian.config import ScoreFunction, ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, argument, parsing
 from vitruvian.files import read_text
 from vitruvian.model.build import Model, empty
+from vitruvian.model.lora import plain_state
 from vitruvian.model.text_tower import TextTower
 from vitruvian.weights.families.text_towers import read_text_tower
 from vitruvian.weights.load import assemble, is_inside, locate
@@ -120,7 +121,7 @@ def with_words(model: Model, labels: Iterable[str], template: str | None = None)
     if not isinstance(config, ViTConfig) or config.feature_width != embeddings.shape[1]:
         reason = f"the model's features have width {config.feature_width}, its text embeddings {embeddings.shape[1]}"
         raise ConfigError(reason, hint=f"load it without {argument('num_classes')} or {argument('head')}")
-    state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("head.")}
+    state = {name: tensor for name, tensor in plain_state(model).items() if not name.startswith("head.")}
     state["head.weight"] = embeddings * text.scale
     state["head.bias"] = torch.full((len(labels),), text.bias or 0.0)
     origin = f"{model.meta.origin}; zero-shot head of {len(labels)} labels" + (f" in {template!r}" if template else "")
