@@ -243,7 +243,7 @@ def test_wrong_arguments_are_refused():
         classifier.predict("a.jpg")
     with pytest.raises(ConfigError, match="top=0 is not at least 1"):
         classifier.stream([], top=0)
-    with pytest.raises(ConfigError, match="num_heads and image_size apply when weights are loaded"):
+    with pytest.raises(ConfigError, match="num_heads, image_size and adapter apply when weights are loaded"):
         Classifier(tiny_model(), image_size=32)
     with pytest.raises(ConfigError, match="device='abacus' cannot be used: "):
         Classifier(tiny_model(), device="abacus")

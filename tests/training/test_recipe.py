@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vitruvian.catalog import resolve
-from vitruvian.config import ResNetConfig, ViTConfig
+from vitruvian.config import LoraConfig, ResNetConfig, ViTConfig
 from vitruvian.cost import parameters
 from vitruvian.data.augment import Augment
 from vitruvian.errors import ConfigError, UnknownNameError
@@ -191,7 +191,7 @@ def test_a_name_from_elsewhere_stands_for_one_setting_that_exists():
     words = [word for others in OTHER_NAMES.values() for word in others.split()]
     assert len(set(words)) == len(words)
     assert not {field.name for field in dataclasses.fields(Recipe)}.intersection(words)
-    tables = {"": Recipe(epochs=1), "architecture": ViTConfig(), "augment": Augment()}
+    tables = {"": Recipe(epochs=1), "architecture": ViTConfig(), "augment": Augment(), "lora": LoraConfig()}
     for meant in OTHER_NAMES:
         for name in meant.split(" (")[0].split("=")[0].split(" and "):
             where, _, key = name.rpartition(".")
