@@ -299,6 +299,12 @@ def progressive_jpeg(side: int, scans: int) -> bytes:
     return data[:-2] + last * (scans - data.count(b"\xff\xda")) + data[-2:]
 
 
+def inserted(kind: str, place: int, part: bytes, times: int) -> bytes:
+    """A small image with a part of its file repeated many times."""
+    data = encoded(Image.new("RGB" if kind != "GIF" else "P", (8, 8)), kind)
+    return data[:place] + part * times + data[place:]
+
+
 def icon(image: bytes) -> bytes:
     """An ICO file with one image, which its table of contents calls 256 x 256."""
     return struct.pack("<HHHBBBBHHII", 0, 1, 1, 0, 0, 0, 0, 1, 32, len(image), 22) + image
@@ -307,8 +313,14 @@ def icon(image: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (progressive_jpeg(64, 2000), "2,000 JPEG scans exceed the limit of 100 for this size"),
-        (progressive_jpeg(1000, 30), "30 JPEG scans exceed the limit of 20 for this size"),
+        (progressive_jpeg(64, 2000), "a JPEG of more than 100 scans, for this size"),
+        (progressive_jpeg(1000, 30), "a JPEG of more than 20 scans, for this size"),
+        (inserted("JPEG", 2, b"\xff\xe1\x00\x10Exif\0\0" + bytes(8), 100_000), "too many small parts"),
+        (inserted("JPEG", 2, b"\xff", 1_000_000), "too many small parts"),
+        (inserted("JPEG", -2, b"\xff\xfe\0\2", 100_000), "a JPEG of more than 2,000 segments"),
+        (inserted("GIF", 19, b"\x21\xfe\1a\0", 100_000), "too many small parts"),
+        (inserted("PNG", 33, b"\0\0\0\0IDAT5\xaf\x06\x1e", 100_000), "too many small parts"),
+        (b"qoif\0\0\3\xe8\0\0\3\xe8\3\0" + b"\x55" * 4_000_000, "a compressed QOI image has more than 4 MB"),
         (huge_png_header(1, 1_000_000), "1x1000000 pixels exceed the limit of 262,144 per side"),
         (huge_png_header(170_000_000, 1), "170000000x1 pixels exceed the limit of 262,144 per side"),
         (b"P3 1000 1000 9 " + b"1 " * 3_000_000, "a PNM written as text has more than 4 MB or 100 comments"),
@@ -316,7 +328,22 @@ def icon(image: bytes) -> bytes:
         (icon(huge_png_header(6300, 6300)), "6300x6300 pixels exceed the limit of 8 million"),
         (icon(struct.pack("<IIIHHIIIIII", 40, 6300, 12600, 1, 32, 0, 0, 0, 0, 0, 0)), "6300x12600 pixels exceed"),
     ],
-    ids=["scans", "scans of a large image", "tall", "wide", "plain", "comments", "icon of a PNG", "icon of a bitmap"],
+    ids=[
+        "scans",
+        "scans of a large image",
+        "Exif",
+        "padding",
+        "segments",
+        "GIF",
+        "PNG",
+        "QOI",
+        "tall",
+        "wide",
+        "plain",
+        "comments",
+        "icon of a PNG",
+        "icon of a bitmap",
+    ],
 )
 def test_a_small_file_that_would_take_long_to_decode_is_refused_at_once(data, text):
     started = time.process_time()
@@ -329,13 +356,15 @@ def test_a_small_file_that_would_take_long_to_decode_is_refused_at_once(data, te
     ("data", "size"),
     [
         (progressive_jpeg(64, 40), (64, 64)),
+        (encoded(Image.new("L", (64, 64)), "JPEG") + b"\xff\xda\xff\xfe" * 9000, (64, 64)),  # phones append a video
+        (b"qoif\0\0\1\0\0\0\1\0\3\0" + b"\x55" * 65536 + bytes(7) + b"\1", (256, 256)),
         (encoded(Image.new("L", (65_000, 40)), "PNG"), (65_000, 40)),
         (b"P3 # made by hand\n2 1 255 0 0 0 9 9 9", (2, 1)),
         (encoded(Image.new("RGBA", (256, 256)), "ICO"), (256, 256)),
         (encoded(Image.new("RGBA", (48, 48)), "ICO", bitmap_format="bmp"), (48, 48)),
         (icon(encoded(Image.new("RGB", (1024, 1024)), "PNG")), (1024, 1024)),
     ],
-    ids=["progressive", "panorama", "plain", "icon", "icon of a bitmap", "large icon"],
+    ids=["progressive", "video", "QOI", "panorama", "plain", "icon", "icon of a bitmap", "large icon"],
 )
 def test_unusual_but_honest_files_are_decoded(data, size):
     assert decode(data, max_pixels=8_000_000).size == size

@@ -9,6 +9,7 @@ import logging
 import pickle
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ import vitruvian as vt
 from vitruvian.data.preprocess import preprocess_image
 from vitruvian.explain import attention_rollout, gradient_attention
 from vitruvian.inference import Classifier
+from vitruvian.serve import service
 from vitruvian.serve.batching import ServiceLimits
 from vitruvian.serve.middleware import AccessPolicy
 
@@ -341,12 +343,39 @@ def test_a_result_that_takes_too_long_is_given_up(client_of, model):
 def test_an_image_that_takes_too_long_to_decode_is_given_up(client_of, model, monkeypatch):
     client = client_of({"tiny": model}, limits=ServiceLimits(max_seconds=0.2))
     gate = threading.Event()
-    monkeypatch.setattr(client.service, "_pixels", lambda *_: gate.wait(20))
+    monkeypatch.setattr(service, "load_upload", lambda *_: gate.wait(20))
     response = client.post("/predict", files=[file(photo())])
     gate.set()
     assert response.status_code == 503
     assert response.json()["error"] == "no result within 0.2 s"
     assert client.service.models["tiny"].batcher.accepted == 0
+
+
+def test_images_that_take_long_to_decode_delay_no_others(client_of, model, monkeypatch):
+    """They wait for a process of their own, outside of the queue."""
+    gate, started, load_apart = threading.Event(), threading.Event(), service.load_apart
+
+    def gated(*arguments):
+        started.set()
+        assert gate.wait(60)
+        return load_apart(*arguments)
+
+    monkeypatch.setattr(service, "load_apart", gated)
+    client = client_of({"tiny": model}, limits=ServiceLimits(queue=8))
+    costly, small = encoded(Image.new("L", (2100, 2000))), photo()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.post, "/predict", files=[file(data) for data in (costly, small, costly, costly)])
+        assert started.wait(60)
+        refused = client.post("/predict", files=[file(costly), file(costly)])
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "60")
+        assert [client.post("/predict", files=[file(small)] * 7).status_code for _ in range(3)] == [200] * 3
+        gate.set()
+        results = waiting.result().json()["results"]
+    best = [result["predictions"][0]["index"] for result in results]
+    expected = Classifier(model).predict([costly, small, costly, costly], top=1)
+    assert best == [predictions[0].index for predictions in expected]
+    assert client.service.models["tiny"].batcher.accepted == 0
+    assert client.post("/predict", files=[file(costly)] * 2).status_code == 200
 
 
 def test_an_unforeseen_error_is_500_without_details(client, monkeypatch, caplog):

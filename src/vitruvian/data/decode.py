@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import bisect
 import importlib
 import importlib.util
 import io
+import math
 import os
 import re
 import stat
 import struct
+import sys
 import time
 from enum import IntEnum
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +35,11 @@ URL_WAIT_SECONDS, URL_SECONDS = 10.0, 60.0  # to wait for its next bytes, and fo
 MAX_SIDE = 2**18  # pixels; Pillow and its filters need memory for each row and column
 MAX_SCANS = 100  # of a JPEG, which decodes the whole image once per scan; progressive JPEGs have about 10
 MAX_SCANS_OF_LARGEST = 20  # of an image of `max_pixels`
+MAX_SEGMENTS = 2000  # of a JPEG
+MAX_READS = 2000  # of a header: Pillow reads segments, chunks and comments one by one, and joins some of them
+BYTES_PER_READ = 500  # of the pixels of a PNG, on average; it is read chunk by chunk
 MAX_ICON_PIXELS = 2**23  # the format states 256 x 256, some have 1024 x 1024; a bitmap counts its mask as rows
-MAX_PLAIN_BYTES, MAX_PLAIN_COMMENTS = 4_000_000, 100  # of a PNM with numbers as text, which Pillow parses in Python
+MAX_SLOW_BYTES, MAX_COMMENTS = 4_000_000, 100  # of formats that Pillow decodes in Python, and of a PNM as text
 
 READERS = {
     # format: the Pillow module that reads it, imported when the formats before it do not match; file extensions.
@@ -83,6 +89,26 @@ class UnreadableImageError(ImageError):
         self.problem = problem
 
 
+class CostlyImageError(ImageError):
+    """An image that takes longer to decode than the caller allows."""
+
+
+class LimitedFile:
+    """A file that can be read only so often, because loops over the parts of a hostile file may take minutes."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.reads = file, MAX_READS
+
+    def read(self, size: int = -1) -> bytes:
+        self.reads -= 1
+        if self.reads < 0:
+            raise UnreadableImageError("the file has too many small parts", Problem.BROKEN, hint="save it again")
+        return self.file.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
 ORIENTATION = 0x0112  # the EXIF tag
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -95,7 +121,7 @@ UPRIGHT = {
 }
 
 
-def decode(source: ImageInput, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def decode(source: ImageInput, *, max_pixels: int = MAX_PIXELS, max_cost: float = math.inf) -> Image.Image:
     """Decode an image to upright RGB.
 
     Transparent parts become white, as in a browser; an animation gives its first frame; values of more than 8 bits
@@ -105,9 +131,11 @@ def decode(source: ImageInput, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         source: A path, the URL of an image (http or https), bytes, an open binary file, a Pillow image, or an array of
             8-bit values, gray (rows, columns) or RGB (rows, columns, 3).
         max_pixels: Limit on the size of the image.
+        max_cost: Limit on the time of decoding encoded bytes, in pixels of an ordinary JPEG.
 
     Raises:
         ImageError: The image cannot be decoded.
+        CostlyImageError: Decoding would exceed `max_cost`.
     """
     try:
         if isinstance(source, Image.Image):
@@ -117,7 +145,7 @@ def decode(source: ImageInput, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
                 raise ImageError("not an image of uint8 (rows, columns) or (rows, columns, 3)")
             return to_rgb(Image.fromarray(source))
         if isinstance(source, bytes):
-            return read_image(io.BytesIO(source), max_pixels)
+            return read_image(io.BytesIO(source), max_pixels, max_cost)
         if isinstance(source, str) and is_url(source):
             return read_image(io.BytesIO(fetch_image(source)), max_pixels)
         if isinstance(source, str | os.PathLike):
@@ -189,19 +217,19 @@ def problem_of(error: Exception) -> Problem:
     return Problem.TRUNCATED if "truncated" in str(error).lower() else Problem.BROKEN  # Pillow's and libjpeg's word
 
 
-def read_image(file: BinaryIO, max_pixels: int) -> Image.Image:
+def read_image(file: BinaryIO, max_pixels: int, max_cost: float = math.inf) -> Image.Image:
     """Decode an open file to upright RGB."""
     if not file.seekable():
         data = file.read(MAX_STREAM_BYTES + 1)
         if len(data) > MAX_STREAM_BYTES:
             raise ImageError(f"the stream has more than {MAX_STREAM_BYTES >> 20} MB")
         file = io.BytesIO(data)
-    image = identify(file, max_pixels)
+    image = identify(file, max_pixels, max_cost)
     image.load()
     return to_rgb(image)
 
 
-def identify(file: BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def identify(file: BinaryIO, max_pixels: int = MAX_PIXELS, max_cost: float = math.inf) -> Image.Image:
     """Read the header of an image; its pixels are loaded later.
 
     Used instead of Image.open, which accepts formats that we exclude and warns about large images; that warning could
@@ -218,9 +246,12 @@ def identify(file: BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
             reader, accepts = Image.OPEN[name]
             if accepts is not None and accepts(start[:16]) is True:
                 file.seek(0)
-                image = open_icon(file) if name == "ICO" else reader(file, "")
+                limited: Any = LimitedFile(file)
+                image = open_icon(limited) if name == "ICO" else reader(limited, "")
                 check_size(image.size, max_pixels)
-                check_cost(file, image, max_pixels)
+                check_cost(file, image, max_pixels, max_cost)
+                is_png = image.format in ("PNG", "ICO")
+                limited.reads = MAX_READS + file.seek(0, os.SEEK_END) // BYTES_PER_READ if is_png else sys.maxsize
                 return image
         except (ImportError, KeyError):  # this Pillow was built without the format
             continue
@@ -249,28 +280,49 @@ def check_size(size: tuple[int, int], max_pixels: int) -> None:
         raise ImageError(f"{width}x{height} pixels exceed the limit of {limit}", hint="scale it down first")
 
 
-def check_cost(file: BinaryIO, image: Image.Image, max_pixels: int) -> None:
-    """Raise ImageError if decoding would take too long for the size of the image."""
-    if image.format not in ("JPEG", "MPO", "PPM"):
-        return
+def check_cost(file: BinaryIO, image: Image.Image, max_pixels: int, max_cost: float) -> None:
+    """Raise ImageError if decoding would take too long for the size of the image or for the caller."""
+    pixels = image.width * image.height
+    cost = 4 * pixels
     position = file.tell()
     file.seek(0)
-    data = file.read()
+    if image.format in ("JPEG", "MPO"):
+        scans = check_scans(file.read(), pixels, max_pixels)
+        cost = pixels if scans < 2 else pixels * max(4, scans // 5)
+    elif image.format in ("PPM", "QOI", "BMP"):
+        data = file.read(MAX_SLOW_BYTES + 1)
+        is_text = data[:2] in (b"P1", b"P2", b"P3")
+        if is_text or image.format == "QOI" or image.info.get("compression"):
+            if len(data) > MAX_SLOW_BYTES or (is_text and data.count(b"#") > MAX_COMMENTS):
+                limit = f"{MAX_SLOW_BYTES / 1e6:.0f} MB" + f" or {MAX_COMMENTS} comments" * is_text
+                kind = "PNM written as text" if is_text else f"compressed {image.format} image"
+                raise ImageError(f"a {kind} has more than {limit}", hint="convert it to PNG")
+            cost += 50 * len(data)
     file.seek(position)
-    if image.format != "PPM":
-        check_scans(data, image.width * image.height, max_pixels)
-    elif data[:2] in (b"P1", b"P2", b"P3") and (len(data) > MAX_PLAIN_BYTES or data.count(b"#") > MAX_PLAIN_COMMENTS):
-        limit = f"{MAX_PLAIN_BYTES / 1e6:.0f} MB or {MAX_PLAIN_COMMENTS} comments"
-        raise ImageError(f"a PNM written as text has more than {limit}", hint="convert it to PNG")
+    if cost > max_cost:
+        raise CostlyImageError("takes too long to decode")
 
 
-def check_scans(data: bytes, pixels: int, max_pixels: int) -> None:
-    """Raise ImageError if a JPEG has too many scans."""
+def check_scans(data: bytes, pixels: int, max_pixels: int) -> int:
+    """The number of scans of a JPEG; raises ImageError if there are too many of them or of its segments."""
     codes = np.frombuffer(data, np.uint8)
-    scans = np.count_nonzero((codes[:-1] == 0xFF) & (codes[1:] == 0xDA))  # ten times as fast as bytes.count
+    starts = np.flatnonzero(codes[:-1] == 0xFF)  # numpy is ten times as fast as bytes.count
+    kinds = codes[starts + 1]
+    is_marker = (kinds != 0) & (kinds != 0xFF) & (kinds & 0xF8 != 0xD0)  # neither data, padding nor a restart
+    starts, kinds = starts[is_marker].tolist(), kinds[is_marker].tolist()
     limit = min(MAX_SCANS, MAX_SCANS_OF_LARGEST * max_pixels // pixels)
-    if scans > limit:
-        raise ImageError(f"{scans:,} JPEG scans exceed the limit of {limit} for this size", hint="save it again")
+    position = scans = segments = 0
+    while segments <= MAX_SEGMENTS and scans <= limit:
+        index = bisect.bisect_left(starts, position)
+        if index == len(starts) or kinds[index] == 0xD9:  # the end; phones append a video, which is no image
+            return scans
+        segments += 1
+        scans += kinds[index] == 0xDA
+        position = starts[index] + 2
+        if kinds[index] not in (0x01, 0xD8):  # these two have no length
+            position += max(2, int.from_bytes(data[position : position + 2]))
+    too_many = f"{limit} scans, for this size" if scans > limit else f"{MAX_SEGMENTS:,} segments"
+    raise ImageError(f"a JPEG of more than {too_many}", hint="save it again")
 
 
 def open_heif(file: BinaryIO, max_pixels: int) -> Image.Image:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from vitruvian.config import Preprocess
 from vitruvian.data.decode import ImageInput, decode
 from vitruvian.errors import ConfigError
 from vitruvian.settings import Size
+
+if TYPE_CHECKING:
+    from torch import Tensor  # imported by `apply_preprocess` only, so that other processes start quickly
 
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -26,6 +27,7 @@ FILTERS = {
 }
 
 LARGEST_RESIZE = 2**24  # maximum pixels of a resized image; above it, only the part that the crop keeps is resized
+LONGEST_SIDE, SMALLEST_SIDE = 640, 256  # of an image on the screen; smaller ones are enlarged with square pixels
 NAFLEX_PRECISION, NAFLEX_LARGEST = 1e-5, 100.0  # step and upper bound of the search for a scale, as in SigLIP 2
 Bounds = tuple[int, int, int, int]  # left, top, right, bottom
 FloatArray = NDArray[np.float32]
@@ -51,6 +53,13 @@ def preprocess_image(image: ImageInput, preprocess: Preprocess) -> Tensor:
 
 
 def apply_preprocess(image: Image.Image, preprocess: Preprocess) -> Tensor:
+    """Normalized float32 pixels (channels, rows, columns) of an upright RGB image, as `normalize` computes them."""
+    import torch
+
+    return torch.from_numpy(normalize(image, preprocess))
+
+
+def normalize(image: Image.Image, preprocess: Preprocess) -> FloatArray:
     """Normalized float32 pixels (channels, rows, columns) of an upright RGB image.
 
     With antialias, resized by Pillow to 8 bits and cropped, bit-identical to torchvision and timm. Without it, sampled
@@ -82,7 +91,7 @@ def apply_preprocess(image: Image.Image, preprocess: Preprocess) -> Tensor:
             pixels[channel] = levels[..., channel] / np.float32(255)
             pixels[channel] -= np.float32(preprocess.mean[channel])
             pixels[channel] /= np.float32(preprocess.std[channel])
-    return torch.from_numpy(pixels)
+    return pixels
 
 
 def geometry(size: Size, preprocess: Preprocess) -> tuple[Size, Bounds]:
@@ -155,6 +164,18 @@ def resize_box(image: Image.Image, scaled: Size, box: Bounds, resample: Image.Re
     x, y = image.width / scaled[1], image.height / scaled[0]
     source = (left * x, top * y, min(right * x, image.width), min(bottom * y, image.height))
     return image.resize((right - left, bottom - top), resample, box=source)
+
+
+def resize_for_display(image: Image.Image) -> Image.Image:
+    """The image at a size for the screen."""
+    longest = max(image.size)
+    if longest > LONGEST_SIDE:
+        scale, resample = LONGEST_SIDE / longest, Image.Resampling.LANCZOS
+    elif longest < SMALLEST_SIDE:
+        scale, resample = float(-(-SMALLEST_SIDE // longest)), Image.Resampling.NEAREST
+    else:
+        return image
+    return image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))), resample)
 
 
 def sample_bilinear(image: Image.Image, scaled: Size, box: Bounds) -> FloatArray:

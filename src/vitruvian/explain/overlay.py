@@ -9,13 +9,11 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from vitruvian.config import Preprocess
-from vitruvian.data.preprocess import Bounds, geometry
+from vitruvian.data.preprocess import Bounds, geometry, resize_for_display
 from vitruvian.files import atomic_open
 from vitruvian.report.color import apply_color_map
 from vitruvian.settings import Size
 
-LONGEST_SIDE = 640  # larger images are reduced to this side, in pixels
-SMALLEST_SIDE = 256  # images with a smaller longest side are enlarged with square pixels
 WEAKEST, STRONGEST = 0.4, 0.75  # opacity of the color at the minimum and at the maximum of the map
 LONGEST_NAME = 60
 OUTSIDE = 0.35  # brightness of the part that the model does not see
@@ -62,18 +60,6 @@ def image_with_crop(image: Image.Image, preprocess: Preprocess) -> Image.Image:
     shown = resize_for_display(image)
     box = shown_box(shown, preprocess)
     return darken_around(shown, shown.crop(box), box)
-
-
-def resize_for_display(image: Image.Image) -> Image.Image:
-    """The image at a size for the screen."""
-    longest = max(image.size)
-    if longest > LONGEST_SIDE:
-        scale, resample = LONGEST_SIDE / longest, Image.Resampling.LANCZOS
-    elif longest < SMALLEST_SIDE:
-        scale, resample = float(-(-SMALLEST_SIDE // longest)), Image.Resampling.NEAREST
-    else:
-        return image
-    return image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))), resample)
 
 
 def shown_box(shown: Image.Image, preprocess: Preprocess) -> Bounds:

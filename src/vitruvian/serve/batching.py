@@ -216,10 +216,19 @@ class Reservation:
             self._batcher._changed.notify_all()
         return [value.future for value in queued]
 
+    def release(self, images: int) -> None:
+        """Give back the room of images that are not queued yet."""
+        self._unused -= images
+        self._batcher._release(images)
+
+    def extend(self, images: int) -> None:
+        """Room for more images; raises QueueFull or ShuttingDown."""
+        self._batcher.reserve(images)
+        self._unused += images
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._unused:
-            self._batcher._release(self._unused)
-            self._unused = 0
+            self.release(self._unused)

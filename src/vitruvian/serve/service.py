@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
@@ -16,19 +16,19 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.config import GraphConfig
-from vitruvian.data.decode import decode
+from vitruvian.data.decode import CostlyImageError
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.engines.graph import Graph, ImageModel
 from vitruvian.engines.runtimes import EngineName
 from vitruvian.errors import ConfigError, ImageError, UnknownNameError, VitruvianError
 from vitruvian.explain.explainer import Explainer, MapSettings
-from vitruvian.explain.overlay import FloatBox, overlay, resize_for_display, seen_box
+from vitruvian.explain.overlay import overlay, seen_box
 from vitruvian.inference import DECODERS, NOT_FINITE, Classifier, Encoder, probabilities_of
-from vitruvian.machine import trim_memory
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_shapes
 from vitruvian.model.vit import ViT
-from vitruvian.serve.batching import Batcher, BatchFunction, Reservation, ServiceLimits
+from vitruvian.serve.batching import MAX_RETRY_SECONDS, Batcher, BatchFunction, QueueFull, Reservation, ServiceLimits
+from vitruvian.serve.decoding import Upload, load_apart, load_upload
 from vitruvian.serve.inspection import Json, erase_patches, inspect_image, png_base64
 from vitruvian.serve.requests import ExplainOptions, InspectOptions, Options, PredictOptions
 from vitruvian.text import printable
@@ -38,7 +38,6 @@ R = TypeVar("R")
 PARALLEL_BATCHES = 2  # the second fills the cores while the first ends and its clients send new images
 MAX_ENGINE_DIFFERENCE = 1e-4  # between the probabilities of torch and of another engine
 MAX_LABEL_SETS = 16  # cached zero-shot classifiers, one per set of labels
-LARGE_PIXELS = 4_000_000  # after decoding a larger image, freed memory is returned; the C library would keep it
 VIT_FACTS = ["depth", "num_heads", "width", "stride", "grid", "prefix_tokens", "cls_token", "reg_tokens", "pool"]
 log = logging.getLogger("vitruvian.serve")
 
@@ -47,28 +46,6 @@ OnBatch = Callable[[str, int, float], None]  # called with the model's name, the
 
 class TimedOut(Exception):
     """The result was not ready in time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """A decoded image, without the image at its full size, which may take a hundred megabytes."""
-
-    pixels: Tensor  # normalized (channels, rows, columns)
-    preview: Image.Image | None  # at a size for the screen, if requested
-    crop: FloatBox  # the model's input, in pixels of the full-size image
-
-
-def decode_upload(data: bytes, model: ImageModel, max_pixels: int, *, preview: bool = False) -> Upload:
-    """Decode and preprocess an image; raises ImageError."""
-    image = decode(data, max_pixels=max_pixels)
-    preprocess = model.meta.preprocess
-    shown = resize_for_display(image) if preview else None
-    upload = Upload(apply_preprocess(image, preprocess), shown, seen_box((image.height, image.width), preprocess))
-    is_large = image.width * image.height > LARGE_PIXELS
-    del image
-    if is_large:
-        trim_memory()
-    return upload
 
 
 class ServedModel:
@@ -203,6 +180,8 @@ class Service:
         self.limits = limits
         self.models = {name: ServedModel(name, model, limits, on_batch, engine) for name, model in models.items()}
         self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
+        self._apart = ThreadPoolExecutor(1, thread_name_prefix="decode-apart")  # one other process at a time
+        self._costly = 0  # images that wait for it
 
     @property
     def is_full(self) -> bool:
@@ -216,7 +195,8 @@ class Service:
         """Finish the accepted images, if they take no longer than the time limit, then end all threads."""
         for served in self.models.values():
             served.batcher.stop(self.limits.max_seconds)
-        self._decoders.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._decoders, self._apart):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def find_model(self, name: str | None) -> ServedModel:
         """The model of this name, by default the first."""
@@ -262,7 +242,9 @@ class Service:
     async def inspect(self, served: ServedModel, images: Sequence[bytes], options: InspectOptions) -> list[Json]:
         """Intermediate results for one image."""
         with served.batcher.reserve(1) as reservation:
-            pixels = await self._decode_one(partial(self._pixels, served, images[0], options.erased))
+            (pixels,) = await self._pixels(reservation, served, images, options.erased)
+            if not isinstance(pixels, Tensor):
+                raise pixels
             parts, layer, target = options.parts, options.layer, options.target
             compute = partial(inspect_image, served.encoder, pixels, parts, layer=layer, target=target)
             if parts == ["input"]:  # does not need the model
@@ -274,8 +256,9 @@ class Service:
         layer, head, patch, target = options.layer, options.head, options.patch, options.target
         settings = MapSettings(methods=tuple(options.maps), layer=layer, head=head, patch=patch, target=target)
         with served.batcher.reserve(1) as reservation:
-            load = partial(decode_upload, images[0], served.model, self.limits.max_pixels, preview=True)
-            upload = await self._decode_one(load)
+            (upload,) = await self._decode(reservation, served, images, preview=True)
+            if not isinstance(upload, Upload):
+                raise upload
             return [await self._call(reservation, served, partial(explain_upload, served.model, upload, settings))]
 
     async def _call(self, reservation: Reservation, served: ServedModel, function: Callable[[], R]) -> R:
@@ -295,7 +278,7 @@ class Service:
     ) -> list[Json]:
         """Decode and compute images; one result or error for each, in order."""
         with served.batcher.reserve(len(images)) as reservation:
-            decoded = await self._decode(partial(self._pixels, served, image, patches) for image in images)
+            decoded = await self._pixels(reservation, served, images, patches)
             for pixels in decoded:
                 if not isinstance(pixels, Tensor | VitruvianError):
                     raise pixels
@@ -314,27 +297,63 @@ class Service:
                 results.append(result(output))
         return results
 
-    def _pixels(self, served: ServedModel, image: bytes, patches: Sequence[int]) -> Tensor:
-        upload = decode_upload(image, served.model, self.limits.max_pixels)
-        return erase_patches(upload.pixels, patches, served.encoder)
+    async def _pixels(
+        self, reservation: Reservation, served: ServedModel, images: Sequence[bytes], patches: Sequence[int]
+    ) -> list[Tensor | BaseException]:
+        """The pixels without the erased patches, or the error of each image."""
+        uploads = await self._decode(reservation, served, images)
+        results: list[Tensor | BaseException] = []
+        for upload in uploads:
+            if isinstance(upload, Upload):
+                results.append(erase_patches(torch.from_numpy(upload.pixels), patches, served.encoder))
+            else:
+                results.append(upload)
+        return results
 
-    async def _decode(self, calls: Iterable[Callable[[], R]]) -> list[R | BaseException]:
-        """Run functions in the decoding threads; those of a client that has gone are not started."""
-        return await self._wait([self._decoders.submit(call) for call in calls])
+    async def _decode(
+        self, reservation: Reservation, served: ServedModel, images: Sequence[bytes], *, preview: bool = False
+    ) -> list[Upload | BaseException]:
+        """Decode images, a few at a time, so that requests take turns. Those of a client that has gone are not started.
 
-    async def _decode_one(self, call: Callable[[], R]) -> R:
-        (result,) = await self._decode([call])
-        if isinstance(result, BaseException):
-            raise result
-        return result
+        Images that take long are decoded in another process, one at a time. Meanwhile they take no room in the queue
+        of the model, and at most half as many as the queue holds may wait.
+        """
+        results: list[Upload | BaseException] = []
+        costly: list[int] = []
+        settings = served.model.meta.preprocess, self.limits.max_pixels, preview
+        async with self._time_limit():
+            for start in range(0, len(images), DECODERS):
+                group = images[start : start + DECODERS]
+                results += await self._wait([self._decoders.submit(load_upload, image, *settings) for image in group])
+                costly = [index for index, result in enumerate(results) if isinstance(result, CostlyImageError)]
+                if costly and self._costly and self._costly + len(costly) > self.limits.queue // 2:
+                    raise QueueFull(MAX_RETRY_SECONDS)
+            reservation.release(len(costly))
+            self._costly += len(costly)
+            try:
+                for index in costly:
+                    call = self._apart.submit(load_apart, self.limits.max_seconds, images[index], *settings)
+                    (results[index],) = await self._wait([call])
+            finally:
+                self._costly -= len(costly)
+            reservation.extend(len(costly))
+        return results
+
+    @asynccontextmanager
+    async def _time_limit(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self.limits.max_seconds):
+                yield
+        except TimeoutError:
+            raise TimedOut(f"no result within {self.limits.max_seconds:g} s") from None
 
     async def _wait(self, futures: Iterable[Future[R]]) -> list[R | BaseException]:
         """All results or errors. Cancels the futures if the caller is cancelled or the time is up."""
         waiting = [asyncio.wrap_future(future) for future in futures]
         try:
-            late = (await asyncio.wait(waiting, timeout=self.limits.max_seconds))[1] if waiting else ()
-            if late:
-                raise TimedOut(f"no result within {self.limits.max_seconds:g} s")
+            async with self._time_limit():
+                if waiting:
+                    await asyncio.wait(waiting)
             return [future.exception() or future.result() for future in waiting]
         finally:
             for future in waiting:
@@ -343,13 +362,13 @@ class Service:
 
 def explain_upload(model: ImageModel, upload: Upload, settings: MapSettings) -> Json:
     """The maps of an image as nested lists, each with its overlay as a PNG file in base64."""
-    explained = Explainer(model, settings).explain_pixels(upload.pixels)
+    explained = Explainer(model, settings).explain_pixels(torch.from_numpy(upload.pixels))
     if explained.error:
         raise ImageError(explained.error)
     assert upload.preview is not None
     return {
         "predictions": [prediction.to_json() for prediction in explained.predictions],
-        "crop": [round(edge, 3) for edge in upload.crop],
+        "crop": [round(edge, 3) for edge in seen_box(upload.size, model.meta.preprocess)],
         "maps": [
             {
                 "map": map.name,

@@ -1,0 +1,89 @@
+"""Uploaded images to normalized pixels, in this process or, if that takes long, in one of limited time and memory.
+
+This module is imported without torch, so that the other process starts quickly.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import subprocess
+import sys
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitruvian.config import Preprocess
+from vitruvian.data.decode import CostlyImageError, decode
+from vitruvian.data.preprocess import normalize, resize_for_display
+from vitruvian.errors import ImageError, VitruvianError
+from vitruvian.machine import trim_memory
+from vitruvian.settings import Size
+
+MAX_BYTES = 2**32  # of memory of the other process
+LARGE_PIXELS = 4_000_000  # after decoding a larger image, freed memory is returned; the C library would keep it
+CHEAP = 4 * LARGE_PIXELS  # in pixels of an ordinary JPEG; images that cost more are decoded in the other process
+
+
+class Upload(NamedTuple):
+    """A decoded image, without the image at its full size, which may take a hundred megabytes."""
+
+    pixels: NDArray[np.float32]  # normalized (channels, rows, columns)
+    preview: Image.Image | None  # at a size for the screen, if requested
+    size: Size  # of the full-size image
+
+
+def load_upload(data: bytes, preprocess: Preprocess, max_pixels: int, preview: bool, max_cost: float = CHEAP) -> Upload:
+    """Decode and preprocess an image; raises ImageError, or CostlyImageError before decoding it."""
+    is_large = True
+    try:
+        image = decode(data, max_pixels=max_pixels, max_cost=max_cost)
+        is_large = image.width * image.height > LARGE_PIXELS
+        shown = resize_for_display(image) if preview else None
+        upload = Upload(normalize(image, preprocess), shown, (image.height, image.width))
+        del image
+        return upload
+    except CostlyImageError:
+        is_large = False
+        raise
+    finally:
+        if is_large:
+            trim_memory()
+
+
+def load_apart(seconds: float, *arguments: object) -> Upload:
+    """`load_upload` in a process of low priority that is killed after some seconds."""
+    command = [sys.executable, "-P", "-c", "from vitruvian.serve.decoding import main; main()"]
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # each of its threads would reserve memory
+    try:
+        done = subprocess.run(
+            command, input=pickle.dumps(arguments), capture_output=True, check=False, timeout=seconds, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        raise ImageError(f"decoding takes more than {seconds:g} s") from None
+    if done.returncode:
+        raise ImageError("decoding takes too much time or memory, or crashes the decoder")
+    result = pickle.loads(done.stdout)
+    if isinstance(result, VitruvianError):
+        raise result
+    assert isinstance(result, Upload)
+    return result
+
+
+def main() -> None:
+    """The other process: arguments from stdin, an upload or an error to stdout."""
+    with suppress(ImportError):  # Windows
+        import resource
+
+        os.nice(10)
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    data, preprocess, max_pixels, preview = pickle.load(sys.stdin.buffer)
+    try:
+        result: Upload | VitruvianError = load_upload(data, preprocess, max_pixels, preview, math.inf)
+    except VitruvianError as error:
+        result = error
+    sys.stdout.buffer.write(pickle.dumps(result))
