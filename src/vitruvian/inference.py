@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
+from operator import length_hint
 from pathlib import Path
 from typing import Generic, Self, TypeVar
 
@@ -29,9 +30,9 @@ from vitruvian.data.preprocess import preprocess_image
 from vitruvian.data.sources import Source
 from vitruvian.data.transform import EvalTransform, SeededTransform, Transform
 from vitruvian.data.workers import in_order, in_threads
-from vitruvian.engines.choose import Engine
+from vitruvian.engines.choose import Engine, fastest_engine
 from vitruvian.engines.graph import LOGITS_ONLY, Graph, ImageModel, find_graph, open_graph
-from vitruvian.engines.runtimes import EngineName, check_engine
+from vitruvian.engines.runtimes import FEATURES, EngineName, check_engine
 from vitruvian.errors import ConfigError, DataError, ImageError, argument
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores, map_over_shapes
@@ -215,6 +216,7 @@ class Encoder:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.engine, self.device = check_engine(engine, device), device
         self._preprocess: Preprocess | Transform | None = None
+        self._first: Classifier | None = None  # the first pass of a cascade
         self.name = str(model)
         if not isinstance(model, str | Path):
             self.name = model.meta.origin if isinstance(model.config, GraphConfig) else title_of(model.config)
@@ -239,7 +241,9 @@ class Encoder:
                 f"the model takes {model.config.in_channels} channels, "
                 f"its preprocessing gives {len(model.meta.preprocess.mean)}: set model.meta"
             )
-        if self.engine != "torch":
+        if self.engine == "auto" and model.meta.preprocess.fit == "naflex":
+            self.engine = "torch"  # engines need one image size
+        elif self.engine != "torch":
             model.meta.preprocess.require_one_size(argument("engine", engine))
         try:
             if torch.device(device).type == "meta":
@@ -247,12 +251,15 @@ class Encoder:
             self.model: ImageModel = model.to(device)
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"{argument('device', device)} cannot be used: {str(error).splitlines()[0]}") from None
-        self._forward: ImageModel | Engine = self.model
+        self._forward = self._open_engine()
 
     def __repr__(self) -> str:
         size = "x".join(map(str, self.model.config.image_size))
         classes = f"{self.model.config.num_classes} classes, " if isinstance(self, Classifier) else ""
         return f"{type(self).__name__}({self.name}, {classes}{size} pixels, {self.engine} on {self.device})"
+
+    def _open_engine(self) -> ImageModel | Engine:
+        return self.model if self.engine == "torch" else Engine(self.torch_model, self.engine)
 
     @property
     def torch_model(self) -> Model:
@@ -301,9 +308,14 @@ class Encoder:
         return load_batches(load, batches, threads=DECODERS if isinstance(preprocess, Preprocess) else 1, ahead=ahead)
 
     def run(
-        self, forward: Callable[[Tensor], Tensor], batches: Iterable[list[Loaded[Details]]]
+        self, forward: Callable[[Tensor], Tensor], batches: Iterable[list[Loaded[Details]]], *, total: int = 0
     ) -> Iterator[Outputs[Details]]:
-        """Compute `forward`, such as `self.features`, of loaded batches; one call per batch and image shape."""
+        """Compute `forward`, such as `self.features`, of loaded batches; one call per batch and image shape.
+
+        `total` is the number of images if it is known; the engine `auto` is chosen by it.
+        """
+        if isinstance(self._forward, Engine):
+            self._forward.expect(total)
 
         def compute(batch: list[Loaded[Details]]) -> Outputs[Details]:
             pixels = [image for _, image in batch if isinstance(image, Tensor)]
@@ -328,7 +340,8 @@ class Encoder:
         """
         validate("batch_size", BatchSize, batch_size)
         images = track(read_images(source, indices), len(indices))
-        for batch in self.run(forward, self.load(batched(images, batch_size), ahead=2 * batch_size)):
+        loaded = self.load(batched(images, batch_size), ahead=2 * batch_size)
+        for batch in self.run(forward, loaded, total=len(indices)):
             unreadable += [Unreadable(source.key(index), error.reason) for index, error in batch.unreadable]
             if len(batch.values):
                 yield batch.readable, batch.values
@@ -357,16 +370,16 @@ class Encoder:
         """Whether each core computes whole images, so that calls may overlap."""
         if self.model.meta.cascade is not None:
             return False
-        if isinstance(self._forward, Engine):
-            return self._forward.whole_images
+        if isinstance(self._forward, Engine):  # it lets calls wait for each other where all cores share one
+            return not self.model.training
         plain = isinstance(self.model, Model) and not self.model.training
         return plain and self.engine == "torch" and torch.device(self.device).type == "cpu"
 
     def embed(self, images: Iterable[ImageInput], *, batch_size: int = DEFAULT_BATCH_SIZE) -> Tensor:
         """Features (n, F) of images. An unreadable image raises ImageError."""
         items = ((image_name(image), image) for image in images)
-        parts = []
-        for batch in self.run(self.features, self.load(batched(items, batch_size), ahead=2 * batch_size)):
+        parts, loaded = [], self.load(batched(items, batch_size), ahead=2 * batch_size)
+        for batch in self.run(self.features, loaded, total=length_hint(images)):
             for _, error in batch.unreadable:
                 raise error
             parts.append(batch.values)
@@ -374,13 +387,36 @@ class Encoder:
 
     def features(self, pixels: Tensor) -> Tensor:
         """The inputs of the head (B, F) for normalized pixels (B, channels, rows, columns), without dropout."""
-        return self.compute(self.model.features, pixels)
+        return self.compute(FEATURES, pixels)
 
-    def compute(self, function: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
-        """A part of the model on all cores, in evaluation mode; the model's mode is restored."""
-        if isinstance(function, Engine | Graph):  # they distribute images over the cores themselves
+    def prepare(self, pixels: Tensor) -> None:
+        """Get the engine ready for batches of this size: the first call may export a graph or measure engines."""
+        if isinstance(self._forward, Engine):
+            self._forward.prepare(pixels)
+
+    def fastest_engine(self, images: int, batch_size: int) -> EngineName:
+        """The engine that `auto` chooses for a job of so many images; measured now if it repays that."""
+        shape = (batch_size, self.model.config.in_channels, *self.model.meta.preprocess.image_size)
+        return fastest_engine(self.torch_model, torch.zeros(shape), images)
+
+    def with_engine(self, engine: EngineName, batch_size: int) -> Self:
+        """A copy that computes every batch with one engine in one mode, so that a repetition has the same bits."""
+        changed = copy(self)
+        changed.engine = check_engine(engine, self.device)
+        changed._forward, changed._first = changed._open_engine(), None
+        changed.prepare(torch.zeros(batch_size, self.model.config.in_channels, *self.model.meta.preprocess.image_size))
+        return changed
+
+    def compute(self, output: str, pixels: Tensor) -> Tensor:
+        """The logits or features of the engine or, on all cores and in evaluation mode, of the model."""
+        training, forward = self.model.training, self._forward
+        if isinstance(forward, Engine):
+            if not training:
+                return forward(pixels, output)
+            forward = self.model
+        function: Callable[[Tensor], Tensor] = forward.features if output == FEATURES else forward
+        if isinstance(forward, Graph):  # distributes images over the cores itself
             return function(pixels)
-        training = self.model.training
         if training:
             self.model.eval()
         try:
@@ -417,7 +453,9 @@ class Classifier(Encoder):
             template: Prompt template: text with {}, or the name of a published set (`imagenet`, `imagenet-7`).
             tome_r: Tokens to merge per layer (ToMe). 0 turns merging off; None keeps the model's own setting.
             flip: Average the logits of each image and its mirror image.
-            engine: What computes the logits: "torch", "onnxruntime", "openvino", or "auto" for the fastest installed.
+            engine: What computes logits and features: "torch", "onnxruntime", "openvino", or "auto" for the fastest
+                installed, which is chosen while torch computes the first images. The engines other than torch use
+                the weights as they were when the first image was computed, and call no hooks.
             device: A PyTorch device.
             adapter: Folder of a LoRA adapter to apply to the loaded weights.
 
@@ -428,14 +466,13 @@ class Classifier(Encoder):
         read = {"num_heads": num_heads, "image_size": image_size, "adapter": adapter}
         super().__init__(model, **read, device=device, engine=engine, tome_r=tome_r)  # type: ignore[arg-type]
         self.flip = flip
-        self._first: Classifier | None = None
         if labels is not None:
             from vitruvian.weights.zero_shot import with_words  # most models have their own labels
 
             self.model = with_words(self.torch_model, labels, template).to(device)
+            self._forward = self._open_engine()
         elif template is not None:
             raise ConfigError(f"{argument('template')} needs {argument('labels')}")
-        self._forward = self.model if self.engine == "torch" else Engine(self.torch_model, self.engine)
         classes, known = self.model.config.num_classes, self.model.meta.labels
         if classes == 0:
             what = "this model has no classification head, only features"
@@ -492,7 +529,8 @@ class Classifier(Encoder):
         check_range("top", top, 1)
         validate("batch_size", BatchSize, batch_size)
         items = ((image_name(image), image) for image in images)
-        batches = self.run(self.logits, self.load(batched(items, batch_size), ahead=2 * batch_size))
+        loaded = self.load(batched(items, batch_size), ahead=2 * batch_size)
+        batches = self.run(self.logits, loaded, total=length_hint(images))
         return (result for batch in batches for result in self._results(batch, top))
 
     def _results(self, batch: Outputs[str], top: int) -> Iterator[ImageResult]:
@@ -514,20 +552,18 @@ class Classifier(Encoder):
         return (logits + self._logits(pixels.flip(-1))) / 2 if self.flip else logits
 
     def prepare(self, pixels: Tensor) -> None:
-        """Get the engine ready for batches of this size: the first call may export a graph or measure engines."""
-        if isinstance(self._forward, Engine):
-            self._forward.prepare(pixels)
-            if self.model.meta.cascade is not None:
-                self._first_pass().prepare(first_pass_pixels(pixels, self.model.meta.cascade))
+        super().prepare(pixels)
+        if isinstance(self._forward, Engine) and self.model.meta.cascade is not None:
+            self._first_pass().prepare(first_pass_pixels(pixels, self.model.meta.cascade))
 
     def _logits(self, pixels: Tensor) -> Tensor:
         cascade = self.model.meta.cascade
         if cascade is None:
-            return self.compute(self._forward, pixels)
+            return self.compute("", pixels)
         logits = self._first_pass().logits(first_pass_pixels(pixels, cascade)).clone()
         unsure = ~(probabilities_of(self.model, logits).amax(dim=-1) > cascade.threshold)  # also NaN
         if unsure.any():
-            logits[unsure] = self.compute(self._forward, pixels[unsure])
+            logits[unsure] = self.compute("", pixels[unsure])
         return logits
 
     def _first_pass(self) -> "Classifier":
@@ -537,6 +573,8 @@ class Classifier(Encoder):
             model, cascade = self.model, self.model.meta.cascade
             first = model.first_pass() if isinstance(model, Graph) else with_merging(model, cascade.tome_r)
             self._first = Classifier(first, device=self.device, engine=self.engine)
+            if isinstance(self._first._forward, Engine):
+                self._first._forward.quiet = True
         return self._first
 
     def rejects(self, logits: Tensor) -> list[bool]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import vitruvian as vt
 import vitruvian.bulk.job
 import vitruvian.inference
 from forked import patience
@@ -66,6 +67,41 @@ def test_shards_together_give_the_bytes_of_one_process(images, model, whole, tmp
     for number in reversed(range(count)):
         embed(images, model, tmp_path, shard=(number + 1, count), piece=5, batch_size=2)
     assert content(tmp_path) == content(whole)
+
+
+def test_a_job_keeps_the_engine_that_was_chosen_when_it_began(images, model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(vitruvian.inference, "fastest_engine", lambda *_: "onnxruntime")
+    monkeypatch.setattr(Encoder, "_open_engine", lambda self: self.model)  # no graph in a quick test
+    embed(images, Encoder(model, engine="auto"), tmp_path / "one", piece=5)
+    assert json.loads((tmp_path / "one" / "job.json").read_text())["engine"] == "onnxruntime"
+    assert capsys.readouterr().err == "engine: onnxruntime, for all parts\n"
+    embed(images, Encoder(model, engine="auto"), tmp_path / "shards", shard=(1, 2), piece=5)
+    assert json.loads((tmp_path / "shards" / "job.json").read_text())["engine"] == "torch"
+    monkeypatch.setattr(vitruvian.inference, "fastest_engine", None)
+    embed(images, Encoder(model, engine="auto"), tmp_path / "one", piece=5)
+    with pytest.raises(DataError, match=r"this folder belongs to another job \(engine was onnxruntime\)"):
+        embed(images, model, tmp_path / "one", piece=5)
+    (tmp_path / "shards" / "job.json").write_text(
+        (tmp_path / "shards" / "job.json").read_text().replace('"engine": "torch"', '"other": 1')
+    )  # as jobs were described before there was a choice
+    embed(images, Encoder(model, engine="auto"), tmp_path / "shards", piece=5)
+
+
+@pytest.mark.slow
+def test_a_resumed_job_of_another_engine_has_the_same_bytes_and_the_features_of_torch(images, model, tmp_path):
+    headless = vt.build(model.config.replace(num_classes=0)).eval()
+    for name, engine in (("torch", "torch"), ("whole", "onnxruntime"), ("resumed", "onnxruntime")):
+        embed(images, Encoder(headless, engine=engine), tmp_path / name, piece=5, batch_size=4, dtype="float32")
+    for part in ("part-000001-of-000005.parquet", "part-000004-of-000005.parquet"):
+        (tmp_path / "resumed" / part).unlink()
+    embed(images, Encoder(headless, engine="onnxruntime"), tmp_path / "resumed", piece=5, batch_size=4, dtype="float32")
+    assert content(tmp_path / "resumed") == content(tmp_path / "whole")
+    vectors = []
+    for name in ("torch", "whole"):
+        merge(tmp_path / name, tmp_path / f"{name}.parquet")
+        rows = pq.read_table(tmp_path / f"{name}.parquet").to_pylist()
+        vectors.append(np.array([row["vector"] for row in rows if row["vector"]]))
+    np.testing.assert_allclose(*vectors, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow

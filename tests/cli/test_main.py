@@ -58,7 +58,7 @@ OPTIONS = {
     "predict": "--model -m --labels --template --top --json --out --sort-into --merge --shard --on --split --piece "
     "--max-unreadable --workers --batch-size --num-heads --image-size --device --engine --tome-r",
     "embed": "--model -m --out --merge --json --shard --on --split --dtype --piece --max-unreadable --workers "
-    "--batch-size --num-heads --image-size --device",
+    "--batch-size --num-heads --image-size --device --engine",
     "similar": "--in --text --top --model -m --exact --json --out",
     "models": "--json --augreg --index",
     "convert": "--to --labels --template --num-heads --image-size --patch-size --num-classes --half --config --json",
@@ -69,7 +69,7 @@ OPTIONS = {
     "--val-fraction --group-by --patience --precision --device --epochs --lr --batch-size --seed --workers --set "
     "--data-root --json",
     "probe": "--model -m --vectors --only --shots --neighbors --group-by --json --out "
-    "--batch-size --num-heads --image-size --device",
+    "--batch-size --num-heads --image-size --device --engine",
     "evaluate": "--model -m --split --real --wordnet-ids --mappings --calibrated --template --flip --seed --json "
     "--by --coverage --out --batch-size --num-heads --image-size --device --engine --tome-r",
     "compare": "--data --split --json --out --batch-size --num-heads --image-size --device --engine --tome-r",
@@ -91,7 +91,7 @@ OPTIONS = {
     "datasets": "--data-root --json",
     "doctor": "--out --json --workers --model -m --drop --vectors --review --apply --against",
     "pack": "--side --format --quality --shard-mb --workers",
-    "export": "--to --batch-size --image-size --dynamic-size --num-heads --json",
+    "export": "--to --batch-size --image-size --dynamic-size --features --num-heads --json",
     "optimize": "--calibrate --max-loss --only --images --minutes --evaluate --engine --weight-bits --report --tome-r "
     "--image-size --split --batch-size --num-heads --json",
     "bench": "--model -m --engine --batches --rounds --image --plot --json --num-heads --image-size --tome-r",

@@ -81,12 +81,13 @@ def test_other_weights_have_another_graph(model, images, cache):
 def test_auto_measures_once(model, cache, monkeypatch, capsys):
     without(monkeypatch, "onnxruntime")
     pixels = torch.randn(2, 3, 16, 16)
-    chosen = choose.fastest_mode(model, pixels)
+    engine = choose.Engine(model, "auto")
+    chosen = engine.prepare(pixels)
     assert chosen.engine in ("torch", "openvino")
     assert f"using {chosen.engine}; images per second: torch" in capsys.readouterr().err
     monkeypatch.setattr(choose, "measure", None)
-    assert choose.fastest_mode(model, pixels) == chosen
-    torch.testing.assert_close(vt.Classifier(model, engine="auto").logits(pixels), model(pixels).detach())
+    assert choose.Engine(model, "auto").prepare(torch.randn(5, 3, 16, 16)) == chosen
+    torch.testing.assert_close(engine(pixels), model(pixels).detach())
     (file,) = (cache / "engines").glob("*.json")
     assert json.loads(file.read_text()) == chosen._asdict()
 
@@ -96,9 +97,127 @@ def test_auto_works_without_a_cache(model, tmp_path, monkeypatch, capsys, no_ope
     pixels = torch.randn(2, 3, 16, 16)
     (tmp_path / "file").touch()
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "file" / "cache"))
-    predictions = [vt.Classifier(model, engine=engine).logits(pixels) for engine in ("auto", "torch")]
-    torch.testing.assert_close(*predictions)
+    engine = choose.Engine(model, "auto")
+    engine.prepare(pixels)
+    torch.testing.assert_close(engine(pixels), model(pixels).detach())
     assert "note: the next start measures again" in capsys.readouterr().err
+
+
+FAST = RunMode("onnxruntime", split=True, fixed=True)
+
+
+@pytest.fixture
+def candidates(model, monkeypatch, no_openvino, tmp_path):
+    """Opens torch and an engine of its own without a process; returns the engines that computed a batch."""
+    used = []
+
+    def run(mode, pixels, output=""):
+        used.append(mode.engine)
+        return choose.torch_forward(model, mode.split, pixels, output)
+
+    def open_forward(_, mode, size):
+        return lambda *given: run(mode, *given)
+
+    seconds = {"torch": 2.0, "onnxruntime": 1.0}
+    add = choose.Trial.add
+    monkeypatch.setattr(choose.Trial, "add", lambda self, mode, _: add(self, mode, seconds[mode.engine]))
+    monkeypatch.setattr(choose, "open_forward", open_forward)
+    monkeypatch.setattr(choose, "export_apart", lambda *_: ["torch", "onnxruntime"])
+    monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path))
+    monkeypatch.setattr(choose.Engine, "choices", [])
+    monkeypatch.setattr(choose, "OPEN_FROM", 8)
+    monkeypatch.setattr(choose, "CHOOSE_FROM", 16)
+    return used
+
+
+def test_few_images_never_wait_for_another_engine(model, candidates, monkeypatch, capsys):
+    choose.remember(model, torch.zeros(1, 3, 16, 16), FAST)
+    monkeypatch.setattr(choose, "remembered_mode", None)
+    classifier = vt.Classifier(model, engine="auto")
+    classifier.predict([np.zeros((9, 9, 3), np.uint8)])
+    classifier.predict([np.zeros((9, 9, 3), np.uint8)] * 6, batch_size=3)
+    assert set(candidates) == {"torch"}
+    assert capsys.readouterr().err == ""
+
+
+def test_a_remembered_engine_computes_a_long_job_from_the_first_image(model, candidates, capsys):
+    choose.remember(model, torch.zeros(4, 3, 16, 16), FAST)
+    vt.Classifier(model, engine="auto").predict([np.zeros((9, 9, 3), np.uint8)] * 9, batch_size=3)
+    assert candidates == ["onnxruntime"] * 3
+    assert capsys.readouterr().err == "engine: onnxruntime\n"
+
+
+def test_a_stream_of_unknown_length_opens_a_remembered_engine_when_it_is_long_enough(model, candidates, capsys):
+    choose.remember(model, torch.zeros(4, 3, 16, 16), FAST)
+    images = (np.zeros((9, 9, 3), np.uint8) for _ in range(16))
+    list(vt.Classifier(model, engine="auto").stream(images, batch_size=4))
+    assert candidates == ["torch", *["onnxruntime"] * 3]
+    assert capsys.readouterr().err == "engine: onnxruntime\n"
+
+
+def test_an_engine_is_chosen_while_torch_computes_and_then_computes_the_rest(model, candidates, capsys):
+    engine, pixels = choose.Engine(model, "auto"), torch.randn(4, 3, 16, 16)
+    engine.expect(100)
+    results = [engine(pixels)]
+    (choice,) = engine.choices
+    choice.thread.join()
+    results += [engine(pixels) for _ in range(20)]
+    for result in results:
+        torch.testing.assert_close(result, model(pixels).detach())
+    torch.testing.assert_close(engine(pixels, "features"), model.features(pixels).detach())
+    assert candidates[0] == "torch"
+    assert candidates[-10:] == ["onnxruntime"] * 10
+    chosen = "engine: onnxruntime from here on, 4 images per second"
+    begun = "engine: torch, until the fastest engine has been chosen in the background, once for this model"
+    assert capsys.readouterr().err.splitlines() == [begun, chosen]
+    assert choose.remembered_mode(model, pixels).engine == "onnxruntime"
+
+
+def test_a_choice_that_a_short_job_began_is_completed_at_its_end(model, candidates, capsys):
+    engine, pixels = choose.Engine(model, "auto"), torch.zeros(8, 3, 16, 16)
+    engine.expect(16)
+    engine(pixels)
+    choose.finish_choices()
+    assert choose.remembered_mode(model, pixels).engine == "onnxruntime"
+    assert capsys.readouterr().err.endswith("Ctrl-C skips it ...\nnote: the next time uses onnxruntime\n")
+
+
+def test_a_failed_choice_leaves_torch(model, candidates, monkeypatch, capsys):
+    def fail(*_):
+        raise ConversionError("the export of the model failed")
+
+    monkeypatch.setattr(choose, "export_apart", fail)
+    engine, pixels = choose.Engine(model, "auto"), torch.zeros(8, 3, 16, 16)
+    engine.expect(100)
+    engine(pixels)
+    engine.choices[0].thread.join()
+    engine(pixels)
+    choose.finish_choices()
+    assert candidates == ["torch", "torch"]
+    assert "note: continuing with torch: the export of the model failed" in capsys.readouterr().err
+
+
+def test_without_engines_auto_is_torch(model, candidates, monkeypatch, capsys):
+    monkeypatch.setattr(choose, "installed", lambda: ["torch"])
+    vt.Classifier(model, engine="auto").predict([np.zeros((9, 9, 3), np.uint8)] * 40)
+    assert set(candidates) == {"torch"}
+    assert capsys.readouterr().err == "engine: torch\n"
+
+
+@pytest.mark.slow
+def test_another_process_exports_and_checks_the_graphs(model, tmp_path, monkeypatch, capsys, no_openvino):
+    monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path))
+    engines = choose.export_apart(model, (16, 16))
+    assert engines == ["torch", "onnxruntime"]
+    monkeypatch.setattr(choose, "export", None)
+    monkeypatch.setattr(choose, "check_outputs", None)
+    pixels = torch.randn(4, 3, 16, 16)
+    forwards, complete = choose.open_candidates(model, pixels, engines)
+    assert complete
+    assert len(forwards) == (4 if torch.get_num_threads() > 1 else 2)
+    for forward in forwards.values():
+        for output, expected in (("", model(pixels)), ("features", model.features(pixels))):
+            torch.testing.assert_close(forward(pixels, output), expected.detach(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.openvino
@@ -141,15 +260,17 @@ def test_graphs_for_single_images_and_for_pieces_compute_the_models_logits(model
 
 def test_batches_and_single_images_have_their_own_mode_once_prepared(model, monkeypatch):
     asked = []
-    monkeypatch.setattr(choose, "fastest_mode", lambda _, pixels: asked.append(len(pixels)) or RunMode("torch"))
+    monkeypatch.setattr(choose, "remembered_mode", lambda _, pixels: asked.append(len(pixels)) or RunMode("torch"))
     engine = choose.Engine(model, "auto")
-    for batch in (4, 3, 1):  # a short last batch is not measured
+    engine.expect(1000)
+    for batch in (4, 3, 1):  # a short last batch is run like the others
         assert len(engine(torch.zeros(batch, 3, 16, 16))) == batch
     assert asked == [4]
     engine.prepare(torch.zeros(1, 3, 16, 16))
     engine(torch.zeros(1, 3, 16, 16))
     assert asked == [4, 1]
     other = choose.Engine(model, "auto")
+    other.expect(1000)
     other(torch.zeros(1, 3, 16, 16))
     other(torch.zeros(5, 3, 16, 16))
     assert asked == [4, 1, 1, 5]
@@ -178,7 +299,6 @@ def test_a_missing_package_is_reported_with_its_extra(model, monkeypatch):
 def test_unknown_engines_and_devices_are_reported(model):
     with pytest.raises(ConfigError, match=r"unknown engine 'openvin'; did you mean openvino\?"):
         vt.Classifier(model, engine="openvin")
-    with pytest.raises(ConfigError, match=r"engine='auto' runs on the CPU; device='cuda' needs engine='torch'"):
-        vt.Classifier(model, engine="auto", device="cuda")
+    assert runtimes.check_engine("auto", "cuda") == "torch"
     with pytest.raises(ConfigError, match=r"engine='openvino' runs on the CPU; device='gpu9' needs engine='torch'"):
         vt.Classifier(model, engine="openvino", device="gpu9")

@@ -49,6 +49,27 @@ def openvino_folder(exported, folder):
     return folder / "openvino"
 
 
+@pytest.mark.parametrize("engine", RUNTIMES)
+def test_a_graph_may_have_the_features_as_a_second_output(exported, folder, tmp_path, engine):
+    model, pixels = tiny_model(pool="map"), torch.randn(5, 3, 16, 16)
+    export(model, tmp_path / "both.onnx", features=True)
+    operators = [node.op_type for node in onnx.load(str(tmp_path / "both.onnx")).graph.node]
+    assert operators.count("Softmax") + operators.count("Attention") == 3  # features are on the way to the logits
+    graph = open_graph(tmp_path / "both.onnx", engine=engine)
+    torch.testing.assert_close(graph(pixels), model(pixels).detach(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(graph.features(pixels), model.features(pixels).detach(), atol=1e-5, rtol=1e-5)
+    with pytest.raises(ConfigError, match=r"exported graphs return logits only.*--features"):
+        open_graph(folder / "any.onnx", engine=engine).features(pixels)
+
+
+def test_a_torch_program_may_have_the_features_as_a_second_output(tmp_path):
+    model, pixels = tiny_model(depth=1), torch.randn(2, 3, 16, 16)
+    export(model, tmp_path / "both.pt2", to="torch", features=True)
+    logits, features = torch.export.load(tmp_path / "both.pt2").module()(pixels)
+    torch.testing.assert_close(logits, model(pixels))
+    torch.testing.assert_close(features, model.features(pixels))
+
+
 @pytest.mark.parametrize("size", [(16, 16), (40, 24)])
 @pytest.mark.parametrize("engine", RUNTIMES)
 def test_an_onnx_file_of_any_size_computes_the_models_logits_in_both_runtimes(exported, folder, engine, size):

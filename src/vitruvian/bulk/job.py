@@ -24,6 +24,7 @@ from vitruvian.data.decode import Unreadable, reason
 from vitruvian.data.formats import open_images
 from vitruvian.data.preprocess import preprocess_image
 from vitruvian.data.sources import Source, locate
+from vitruvian.engines.runtimes import EngineName, check_engine
 from vitruvian.errors import ConfigError, DataError, ImageError, NotFiniteError, argument, require
 from vitruvian.evaluation.features import HEADS, model_key
 from vitruvian.files import json_bytes, parse_object, short_hash
@@ -104,6 +105,7 @@ class Job:
     batch_size: int = DEFAULT_BATCH_SIZE
     max_unreadable: float = inference.MAX_UNREADABLE
     workers: int = 0  # processes that read and decode; with 0, threads of this process do
+    is_shared: bool = False  # whether several processes make the parts
 
     def __post_init__(self) -> None:
         check_range("piece", self.piece, 1, MAX_PIECE)
@@ -124,7 +126,22 @@ class Job:
                 f"note: {encoder.name} rejects images below a threshold of {meta.threshold:g} on the "
                 f"{meta.threshold_on}; the written predictions do not apply it"
             )
-        return encoder
+        if encoder.engine == "torch":
+            return encoder
+        return encoder.with_engine(self.engine_of(encoder), self.batch_size)
+
+    def engine_of(self, encoder: inference.Encoder) -> EngineName:
+        """The one engine of all parts; engines differ in the last bits, so `auto` is decided when a job begins."""
+        if encoder.engine != "auto":
+            return encoder.engine
+        out = OutputFolder(self.out)
+        if JOB_FILE in out.names():
+            return check_engine(str(out.read_description().get("engine", "torch")))
+        engine: EngineName = "torch"
+        if not self.is_shared:  # the other processes may have other engines
+            engine = encoder.fastest_engine(len(self.images), self.batch_size)
+        print_status(f"engine: {engine}, for all parts")
+        return engine
 
     @property
     def classifier(self) -> inference.Classifier:
@@ -169,6 +186,7 @@ class Job:
             "split": self.split,
             "piece": self.piece,
             "batch_size": self.batch_size,
+            "engine": self.encoder.engine,
         }
         return dict(parse_object(json_bytes(content), JOB_FILE))  # tuples become lists, as when it is read again
 
@@ -180,7 +198,7 @@ class Job:
         """
         description, out = self.description, OutputFolder(self.out)
         if JOB_FILE in out.names():
-            before = out.read_description()
+            before = {"engine": "torch"} | out.read_description()
             changed = [name for name, value in description.items() if before.get(name) != value and name not in NAMES]
             if changed:
                 was = ", ".join(f"{name} was {printable(str(before.get(name)))[:60]}" for name in changed[:3])
@@ -267,9 +285,10 @@ class Job:
                 raise ConfigError(what)
             amounts, total = run_on_ray(self)
         else:
-            out = self.begin()
+            job = replace(self, is_shared=count > 1)
+            out = job.begin()
             parts = range(number - 1, out.parts, count)
-            amounts, total = self.work(parts, out), sum(len(out.rows_of(part)) for part in parts)
+            amounts, total = job.work(parts, out), sum(len(out.rows_of(part)) for part in parts)
         for _ in amounts if track is None else track(amounts, total):
             pass
 

@@ -19,6 +19,7 @@ from vitruvian.cache import cache_folder, file_lock
 from vitruvian.data.decode import ImageInput, decode
 from vitruvian.data.doctor.doctor_report import thumbnail_of
 from vitruvian.data.formats import open_images
+from vitruvian.engines.runtimes import EngineName
 from vitruvian.errors import CheckpointError, ConfigError, DataError, FileError, argument, install_hint, require
 from vitruvian.evaluation.features import model_key
 from vitruvian.files import atomic_path, file_stamp, read_json, write_json, write_text
@@ -91,7 +92,12 @@ class VectorSearch:
         return [[Neighbor(similarity=score, **rows[index]) for index, score in near] for near in matches]
 
     def queries(
-        self, images: Sequence[ImageInput], texts: Sequence[str] = (), model: Encoder | str | Path | None = None
+        self,
+        images: Sequence[ImageInput],
+        texts: Sequence[str] = (),
+        model: Encoder | str | Path | None = None,
+        *,
+        engine: EngineName = "torch",
     ) -> Vectors:
         """Query vectors (Q, D) of images, then of texts, by the model that made the vectors.
 
@@ -101,7 +107,7 @@ class VectorSearch:
             raise ConfigError(f"no query: give an image or {argument('text')}")
         where, job = self.result.folder, self.result.job
         name = job["model"] if model is None else model
-        encoder = name if isinstance(name, Encoder) else Encoder(name)
+        encoder = name if isinstance(name, Encoder) else Encoder(name, engine=engine)
         if job.get("model_key") != model_key(encoder):
             made_by = f"the vectors of {where} ({job['model']}), or with another preprocessing or version of torch"
             raise DataError(f"not the model that made {made_by}", where=encoder.name)

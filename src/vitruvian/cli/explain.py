@@ -65,7 +65,7 @@ def explain(
     """
     if not paths and not figures:
         raise typer.BadParameter("give images to explain, or --figures for the model itself", param_hint="IMAGES")
-    if figures and options.engine != "torch":
+    if figures and options.engine not in ("torch", "auto"):
         raise typer.BadParameter("--figures needs torch: leave out --engine", param_hint="--engine")
     if figures and (maps or target or deletion or any(v is not None for v in (layer, head, patch))):
         about_images = "--map, --class, --layer, --head, --patch and --deletion"

@@ -198,6 +198,7 @@ def export(
     batch_size: Annotated[int | None, BATCH_SIZE] = None,
     image_size: ImageSize = None,
     dynamic_size: Annotated[bool, DYNAMIC_SIZE] = False,
+    features: Annotated[bool, flag("--features", "Add an output with the features that the head reads.")] = False,
     num_heads: NumHeads = None,
     as_json: Annotated[bool, flag("--json", "Print the checks as one JSON object.")] = False,
 ) -> None:
@@ -212,5 +213,5 @@ def export(
     note_replaced(destination)
     print_status("tracing the model and comparing the graph with it ...")
     shape: Any = {"batch_size": batch_size, "image_size": image_size, "dynamic_size": dynamic_size}
-    certificate = export_model(source, destination, to=to, num_heads=num_heads, **shape)
+    certificate = export_model(source, destination, to=to, features=features, num_heads=num_heads, **shape)
     print(json.dumps(certificate.to_json()) if as_json else f"{certificate}\nwrote {certificate.path}")

@@ -271,7 +271,9 @@ ImageSize = Annotated[
     Any, option("SIZE", "Input size: 384 or ROWSxCOLUMNS [default: the weights'].", parser=parse_size)
 ]
 EngineChoice = Literal["torch", "onnxruntime", "openvino", "auto"]
-Engine = Annotated[EngineChoice, typer.Option(help="Engine; auto measures once which installed engine is fastest.")]
+Engine = Annotated[
+    EngineChoice, typer.Option(help="Engine; auto starts with torch and uses the fastest installed for many images.")
+]
 TomeR = Annotated[
     Any, option("R", "Token merging (ToMe): number of tokens to merge per layer, such as 8.", parser=parse_tome_r)
 ]
@@ -288,13 +290,13 @@ class LoadOptions:
     image_size: ImageSize = None
     device: Annotated[str, option("NAME", "cpu, cuda, or auto: cuda if available.")] = "cpu"
     adapter: Annotated[str | None, option("DIR", "A LoRA adapter to apply to the weights (peft's format).")] = None
+    engine: Engine = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(LoadOptions):
     """How a model is loaded and run, as options of a command."""
 
-    engine: Engine = "torch"
     tome_r: TomeR = None
 
 

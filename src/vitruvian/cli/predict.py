@@ -82,12 +82,10 @@ def predict(
         raise typer.BadParameter("--sort-into copies files; download images behind URLs first")
     if bulk.on and (labels or options != ModelOptions()):
         raise typer.BadParameter(
-            "--on loads the model on each node, without --num-heads, --image-size, --labels, --device, --tome-r"
+            "--on loads the model on each node: no --labels, --num-heads, --image-size, --device, --engine, --tome-r"
         )
     if out is not None and len(paths) != 1:
         raise typer.BadParameter("a folder as --out takes one dataset; for several paths, write a table: all.csv")
-    if out is not None and options.engine != "torch":
-        raise typer.BadParameter("--engine is not for --out, whose parts are the same on every machine")
     with quick_imports():
         from vitruvian.data.folder import find_images
         from vitruvian.inference import Classifier
@@ -186,7 +184,9 @@ def embed(
         )
     check_merged(merged)
     if bulk.on and options != LoadOptions():
-        raise typer.BadParameter("--on loads the model on each node, without --num-heads, --image-size and --device")
+        raise typer.BadParameter(
+            "--on loads the model on each node, without --num-heads, --image-size, --device and --engine"
+        )
     with quick_imports():
         from vitruvian.bulk.job import embed as run_embed
         from vitruvian.inference import Encoder
@@ -250,7 +250,7 @@ def similar(
         from vitruvian.bulk.similar import VectorSearch, write_neighbors
 
     search = VectorSearch(where, exact=exact, track=partial(track, label="parts"))
-    results = search.nearest(search.queries(images, texts, model), top)
+    results = search.nearest(search.queries(images, texts, model, engine="auto"), top)
     if out is not None:
         write_neighbors(out, images, texts, results, search.result)
     queries = [("path", image) for image in images] + [("text", words) for words in texts]

@@ -49,7 +49,7 @@ def serve(
     max_seconds: Annotated[float, MAX_SECONDS] = 30.0,
     allow_host: Annotated[list[str] | None, ALLOW_HOST] = None,
     image_size: ImageSize = None,
-    engine: Engine = "torch",
+    engine: Engine = "auto",
 ) -> None:
     """Serve models over HTTP, with a page at / to inspect them.
 

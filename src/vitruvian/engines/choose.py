@@ -1,38 +1,68 @@
 """The engine of a model: the requested one, or the fastest on this machine, measured once and cached."""
 
+import atexit
+import json
 import math
 import os
 import random
 import shutil
 import statistics
+import subprocess
+import sys
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from tempfile import TemporaryDirectory
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from vitruvian.cache import cache_folder, file_lock
-from vitruvian.engines.export import MAX_ONNX_BYTES, Format, Forward, check_outputs, evaluating, export, float_bytes
-from vitruvian.engines.runtimes import Session, SplitGraph, installed, versions
-from vitruvian.errors import FileError, VitruvianError, argument
+from vitruvian.cache import cache_folder, file_lock, scratch_folder
+from vitruvian.engines.export import (
+    MAX_ONNX_BYTES,
+    EngineForward,
+    Format,
+    Forward,
+    check_outputs,
+    evaluating,
+    export,
+    float_bytes,
+)
+from vitruvian.engines.runtimes import FEATURES, EngineName, Session, SplitGraph, check_engine, installed, versions
+from vitruvian.errors import ConversionError, FileError, VitruvianError, argument
 from vitruvian.files import digest, file_stamp, read_object, short_hash, write_json
 from vitruvian.machine import processor_name
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores
 from vitruvian.progress import print_status
 from vitruvian.settings import Size
+from vitruvian.text import describe_error
 from vitruvian.weights.checkpoint_files import tensors_digest
 from vitruvian.weights.description import fingerprint
+from vitruvian.weights.load import load
+from vitruvian.weights.save import save
 
-EXPORT_VERSION = 4  # of the exported graphs; increment it to invalidate cached ones
+EXPORT_VERSION = 5  # of the exported graphs; increment it to invalidate cached ones
 MAX_CACHED_GRAPHS = 8  # in the cache; the least recently used are removed
 RECORD = "exported.json"  # stamps and checksums of a cached graph's files, written last
 ROUNDS = 15  # measurements per engine, interleaved
 MIN_ROUNDS, MAX_SECONDS = 3, 15.0  # fewer rounds, but at least 3, if a large model takes longer than this
 REST_SECONDS = 0.03  # before each measurement, because torch's threads keep spinning after a call
+OPEN_FROM = 64  # images from which on opening a remembered engine takes less time than it saves
+CHOOSE_FROM = 256  # images from which on `auto` chooses an engine
+WARM_UP, TRIAL_ROUNDS = 1, 3  # of a choice during a job: batches per candidate that are not counted, and those that are
+CLEARLY_SLOWER = 1.3  # candidates that take this many times as long as the best are dropped after a round
+EXPORT_APART = """
+import json, os, sys
+if hasattr(os, "nice"):
+    os.nice(10)
+from vitruvian.engines.choose import export_engines
+print(json.dumps(export_engines(sys.argv[1], tuple(json.loads(sys.argv[2])))))
+"""
 
 Key = TypeVar("Key")
 
@@ -45,34 +75,169 @@ class RunMode(NamedTuple):
     fixed: bool = False  # the graph is opened for a fixed batch size (one image, or a core's piece); otherwise for any
 
 
+class Trial:
+    """Finds the fastest of several ways to compute batches by computing real ones, with each way in turn."""
+
+    def __init__(self, forwards: dict[RunMode, EngineForward], batch_size: int) -> None:
+        self.forwards, self.batch_size = forwards, batch_size
+        self.seconds: dict[RunMode, list[float]] = {mode: [] for mode in forwards}
+
+    def __call__(self, pixels: Tensor, output: str = "") -> Tensor:
+        mode = min(self.seconds, key=lambda mode: len(self.seconds[mode]))
+        begin = time.perf_counter()
+        values = self.forwards[mode](pixels, output)
+        if len(pixels) == self.batch_size:  # a short last batch is not comparable
+            self.add(mode, time.perf_counter() - begin)
+        return values
+
+    def add(self, mode: RunMode, seconds: float) -> None:
+        """Add a measurement. At the end of a round, the ways that are clearly slower than the best are dropped."""
+        self.seconds[mode].append(seconds)
+        rounds = {len(times) for times in self.seconds.values()}
+        if len(rounds) == 1 and rounds.pop() > WARM_UP:
+            limit = CLEARLY_SLOWER * min(self.medians.values())
+            self.seconds = {mode: self.seconds[mode] for mode, median in self.medians.items() if median <= limit}
+
+    @property
+    def medians(self) -> dict[RunMode, float]:
+        return {mode: statistics.median(times[WARM_UP:]) for mode, times in self.seconds.items()}
+
+    @property
+    def best(self) -> RunMode | None:
+        """The fastest way, once it is known."""
+        rounds = min(len(times) for times in self.seconds.values()) - WARM_UP
+        if rounds < (1 if len(self.seconds) == 1 else TRIAL_ROUNDS):
+            return None
+        return min(self.medians, key=self.medians.__getitem__)
+
+
+class Choice:
+    """What computes single images, or batches, of one image size: a given mode, or the one that `auto` chooses.
+
+    `auto` starts with torch. A remembered choice is opened if the number of images repays it. A new one is made in the
+    background: another process exports the graphs, because tracing a model here would disturb its forward passes, and
+    a thread opens them. Then batches are computed by all candidates in turn, and the fastest computes the rest.
+    """
+
+    def __init__(self, model: Model, pixels: Tensor, mode: RunMode | None = None) -> None:
+        self.model, self.pixels = model, pixels
+        self.mode = mode or default_mode("torch", len(pixels))
+        self.forward = open_forward(model, self.mode, self.size)
+        self.is_final = mode is not None or len(installed()) == 1
+        self.trial: Trial | None = None
+        self.thread: threading.Thread | None = None
+
+    @property
+    def size(self) -> Size:
+        return self.pixels.shape[2], self.pixels.shape[3]
+
+    def __call__(self, pixels: Tensor, output: str = "") -> Tensor:
+        return (self.trial or self.forward)(pixels, output)
+
+    def advance(self, images: int) -> str:
+        """Take the next step, given the number of images that are known to come; returns what to print about it."""
+        if self.is_final or images < OPEN_FROM:
+            return ""
+        if self.thread is None:
+            if (mode := remembered_mode(self.model, self.pixels)) is not None:
+                self.is_final = True
+                try:
+                    self.forward, self.mode = open_forward(self.model, mode, self.size), mode
+                except VitruvianError as error:
+                    return f"engine: torch, because {mode.engine} failed: {error}"
+                return f"engine: {mode.engine}"
+            if images < CHOOSE_FROM:
+                return ""
+            self.thread = threading.Thread(target=self._open, args=(torch.get_num_threads(),), daemon=True)
+            self.thread.start()
+            return "engine: torch, until the fastest engine has been chosen in the background, once for this model"
+        if self.trial is None or (best := self.trial.best) is None:
+            return ""
+        rate = len(self.pixels) / self.trial.medians[best]
+        self.forward, self.mode, self.trial, self.is_final = self.trial.forwards[best], best, None, True
+        remember(self.model, self.pixels, best)
+        return f"engine: {best.engine} from here on, {rate:.3g} images per second"
+
+    def _open(self, cores: int) -> None:
+        try:
+            torch.set_num_threads(cores)  # a new thread does not always inherit the setting
+            forwards, _ = open_candidates(self.model, self.pixels, export_apart(self.model, self.size))
+            self.trial = Trial(forwards, len(self.pixels))
+        except Exception as error:  # whatever it is, torch works
+            self.is_final = True
+            print_status(f"note: continuing with torch: {describe_error(error)}")
+
+    def finish(self) -> None:
+        """Complete a choice that has begun, for the next time."""
+        if self.thread is None or self.is_final:
+            return
+        print_status("note: choosing the fastest engine for the next time, once for this model; Ctrl-C skips it ...")
+        self.thread.join()
+        while self.trial is not None:
+            self(self.pixels)
+            self.advance(CHOOSE_FROM)
+        print_status(f"note: the next time uses {self.mode.engine}")
+
+
 class Engine:
-    """The logits of a model by one engine; the graph is exported, checked and opened when first needed."""
+    """The outputs of a model by one engine; the graph is exported, checked and opened when first needed."""
+
+    choices: ClassVar[list[Choice]] = []  # all of this process, for `finish_choices`
 
     def __init__(self, model: Model, name: str) -> None:
         self.model, self.name = model, name
-        self._forwards: dict[tuple[int, ...], Forward] = {}
-        self.whole_images = False  # whether the last chosen mode gives each core its own images
+        self.quiet = False
+        self._choices: dict[tuple[int, ...], Choice] = {}
+        self._images = self._expected = 0
+        self._is_named = name != "auto"  # whether a line has named the engine
+        self._turn, self._cores = threading.Lock(), threading.Lock()
 
-    def __call__(self, pixels: Tensor) -> Tensor:
-        """(B, channels, rows, columns) -> (B, K).
+    def __call__(self, pixels: Tensor, output: str = "") -> Tensor:
+        """(B, channels, rows, columns) -> logits (B, K), or the features (B, F).
 
         The mode chosen for the first batch of an image size is kept. A single image after larger batches, often the
-        last of many, is run like them, unless `prepare` was called for single images.
+        last of many, is run like them, unless `prepare` was called for single images. Calls may overlap; those that
+        need all cores wait for each other.
         """
         key, batch_key = (len(pixels) > 1, *pixels.shape[1:]), (True, *pixels.shape[1:])
-        if key not in self._forwards:
-            self._forwards[key] = self._forwards.get(batch_key) or self._choose(pixels)
-        return self._forwards[key](pixels)
+        with self._turn:
+            if key not in self._choices:
+                self._choices[key] = self._choices.get(batch_key) or self._choose(pixels)
+            choice = self._choices[key]
+            self._images += len(pixels)
+            images = max(self._images, self._expected)
+            line = choice.advance(images)
+            if not self.quiet and (line or (not self._is_named and images >= OPEN_FROM)):
+                print_status(line or f"engine: {choice.mode.engine}")
+                self._is_named = True
+        with nullcontext() if choice.mode.split and choice.trial is None else self._cores:
+            return choice(pixels, output)
 
-    def prepare(self, pixels: Tensor) -> None:
+    def expect(self, images: int) -> None:
+        """Announce this number of further images; `auto` opens or chooses another engine if they repay it."""
+        self._expected = self._images + images
+
+    def prepare(self, pixels: Tensor) -> RunMode:
         """Choose, open and run the mode for batches like this one, so that the first request does not wait for it."""
-        self._forwards[len(pixels) > 1, *pixels.shape[1:]] = self._choose(pixels)
+        mode = default_mode(self.name, len(pixels))
+        if self.name == "auto":
+            mode = remembered_mode(self.model, pixels) or fastest_mode(self.model, pixels)
+        self._choices[len(pixels) > 1, *pixels.shape[1:]] = Choice(self.model, pixels, mode)
         self(pixels)
+        return mode
 
-    def _choose(self, pixels: Tensor) -> Forward:
-        mode = fastest_mode(self.model, pixels) if self.name == "auto" else default_mode(self.name, len(pixels))
-        self.whole_images = mode.split
-        return open_forward(self.model, mode, (pixels.shape[2], pixels.shape[3]))
+    def _choose(self, pixels: Tensor) -> Choice:
+        mode = None if self.name == "auto" else default_mode(self.name, len(pixels))
+        choice = Choice(self.model, pixels, mode)
+        self.choices.append(choice)
+        return choice
+
+
+def finish_choices() -> None:
+    """Complete the choices of `auto` that this process has begun; Ctrl-C skips them."""
+    with suppress(KeyboardInterrupt):
+        for choice in Engine.choices:
+            choice.finish()
 
 
 def default_mode(engine: str, batch_size: int) -> RunMode:
@@ -80,50 +245,66 @@ def default_mode(engine: str, batch_size: int) -> RunMode:
     return RunMode(engine, split=batch_size > 1, fixed=engine != "torch")
 
 
-def open_forward(model: Model, mode: RunMode, size: Size) -> Forward:
+def open_forward(model: Model, mode: RunMode, size: Size) -> EngineForward:
     """The forward pass of a model in `mode` on images of `size`.
 
     Raises ConversionError if the engine's outputs differ from the model's; this is checked once for a cached graph.
     """
     if mode.engine == "torch":
-        forward: Forward = partial(map_over_cores, model) if mode.split else torch.inference_mode()(model.__call__)
-        return forward
+        return partial(torch_forward, model, mode.split)
     graph = cached_graph(model, mode.engine, size)
+    session: SplitGraph | Session
     if mode.split and mode.fixed:
-        session: Forward = SplitGraph(graph, mode.engine)
+        session = SplitGraph(graph, mode.engine)
     else:
         session = Session(graph, mode.engine, split=mode.split, batch_size=1 if mode.fixed else None)
     record = graph.with_name(f"{mode.engine}.checked.json")
     with suppress(FileError):
         if isinstance(read_object(record).get("largest_difference"), float):
             return session
+    what, hint = f"the outputs of {mode.engine}", f"use {argument('engine', 'torch')}, and please report this"
+    shapes = [(3, model.config.in_channels, *size)]
     with evaluating(model):
-        what, hint = f"the outputs of {mode.engine}", f"use {argument('engine', 'torch')}, and please report this"
-        difference, _ = check_outputs(model, session, [(3, model.config.in_channels, *size)], what, hint=hint)
+        difference, _ = check_outputs(model, session, shapes, what, features=model.head is not None, hint=hint)
     with suppress(FileError):  # a read-only cache: the next start checks again
         write_json(record, {"largest_difference": difference})
     return session
 
 
-def cached_graph(model: Model, engine: str, size: Size) -> Path:
-    """Path of the model's graph in the cache; exported the first time.
+def torch_forward(model: Model, split: bool, pixels: Tensor, output: str = "") -> Tensor:
+    function: Forward = model.features if output == FEATURES else model
+    if split:
+        return map_over_cores(function, pixels)
+    with torch.inference_mode():
+        return function(pixels)
+
+
+def graph_files(model: Model, engine: str, size: Size) -> tuple[Path, list[Path]]:
+    """The folder of the model's graph in the cache, and its files.
 
     Both runtimes read ONNX equally fast. If only OpenVINO is installed, its own format is exported.
     """
     fits = "onnxruntime" in installed() and float_bytes(model) <= MAX_ONNX_BYTES
-    to: Format = "onnx" if fits or engine == "onnxruntime" else "openvino"
-    exporters = versions(("torch", "onnxruntime" if to == "onnx" else "openvino"))
+    is_onnx = fits or engine == "onnxruntime"
+    exporters = versions(("torch", "onnxruntime" if is_onnx else "openvino"))
     weights, config = tensors_digest(model.state_dict()), fingerprint(model.config.to_json())
     folder = cache_folder() / "engines" / short_hash([EXPORT_VERSION, weights, config, list(size), exporters])
-    path = folder / ("model.onnx" if to == "onnx" else "openvino")
-    files = [path] if to == "onnx" else [path / "model.xml", path / "model.bin"]
+    names = ["model.onnx"] if is_onnx else ["openvino/model.xml", "openvino/model.bin"]
+    return folder, [folder / name for name in names]
+
+
+def cached_graph(model: Model, engine: str, size: Size) -> Path:
+    """Path of the model's graph in the cache, with logits and features; exported the first time."""
+    folder, files = graph_files(model, engine, size)
     if not is_intact(folder / RECORD, files):  # checked before locking, since a read-only cache cannot be locked
         try:
             with file_lock(folder / "lock"):
                 if not is_intact(folder / RECORD, files):  # another process may have written it meanwhile
                     remove_graph(folder, files[0])
                     print_status(f"note: exporting the model for {engine}, once ...")
-                    export(model, path, to=to, image_size=size)
+                    to: Format = "onnx" if len(files) == 1 else "openvino"
+                    path = files[0] if to == "onnx" else files[0].parent
+                    export(model, path, to=to, image_size=size, features=True)
                     write_record(folder / RECORD, files)
                     remove_old_graphs(folder.parent)
         except FileError as error:
@@ -131,6 +312,34 @@ def cached_graph(model: Model, engine: str, size: Size) -> Path:
     with suppress(OSError):
         os.utime(folder)
     return files[0]
+
+
+def export_apart(model: Model, size: Size) -> list[str]:
+    """Engines that can run the model, whose graphs another process, of low priority, has exported and checked."""
+    with TemporaryDirectory(dir=scratch_folder()) as folder:
+        save(model, Path(folder) / "model")
+        command = [sys.executable, "-c", EXPORT_APART, f"{folder}/model", json.dumps(size)]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        atexit.register(child.kill)
+        output, _ = child.communicate()
+        atexit.unregister(child.kill)
+    if child.returncode:
+        raise ConversionError("the export of the model failed")
+    failures: dict[str, str] = json.loads(output.splitlines()[-1])
+    for name, reason in failures.items():
+        print_status(f"note: skipping {name}: {reason}")
+    return [name for name in installed() if name not in failures]
+
+
+def export_engines(path: str, size: Size) -> dict[str, str]:
+    """Export and check the graphs of a model for the installed engines; returns why some of them failed."""
+    model, failures = load(path).eval(), dict[str, str]()
+    for name in installed()[1:]:
+        try:
+            open_forward(model, RunMode(name), size)
+        except VitruvianError as error:
+            failures[name] = str(error)
+    return failures
 
 
 def write_record(record: Path, files: list[Path]) -> None:
@@ -174,44 +383,68 @@ def remove_old_graphs(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def fastest_mode(model: Model, pixels: Tensor) -> RunMode:
-    """The fastest engine and mode for batches like `pixels` on this machine; measured once, then cached."""
+def choice_file(model: Model, pixels: Tensor) -> Path:
+    """Where the choice for single images or for batches like `pixels` on this machine is remembered."""
     machine = [processor_name(), os.cpu_count(), torch.get_num_threads(), versions(installed())]
-    key = short_hash([machine, fingerprint(model.config.to_json()), list(pixels.shape)])
-    file = cache_folder() / "engines" / f"{key}.json"
+    goal = ["single" if len(pixels) == 1 else "batch", *pixels.shape[1:]]
+    return cache_folder() / "engines" / f"{short_hash([machine, fingerprint(model.config.to_json()), goal])}.json"
+
+
+def remembered_mode(model: Model, pixels: Tensor) -> RunMode | None:
     with suppress(FileError, KeyError):
-        cached = read_object(file)
+        cached = read_object(choice_file(model, pixels))
         if cached["engine"] in installed() and all(isinstance(cached[name], bool) for name in ("split", "fixed")):
             return RunMode(cached["engine"], cached["split"], cached["fixed"])
+    return None
+
+
+def remember(model: Model, pixels: Tensor, mode: RunMode) -> None:
+    try:
+        write_json(choice_file(model, pixels), mode._asdict())
+    except FileError as error:
+        print_status(f"note: the next start measures again: {error}")
+
+
+def fastest_mode(model: Model, pixels: Tensor) -> RunMode:
+    """Measure the fastest engine and mode for batches like `pixels` on this machine, and remember it."""
     print_status("note: measuring which engine is the fastest, once for this model and batch size ...")
-    forwards, complete = open_candidates(model, pixels)
+    in_main = threading.current_thread() is threading.main_thread()  # in other threads, the model may be in use
+    engines = installed() if in_main else export_apart(model, (pixels.shape[2], pixels.shape[3]))
+    forwards, complete = open_candidates(model, pixels, engines)
     seconds = measure(forwards, pixels, ROUNDS, MAX_SECONDS)
     medians = {mode: statistics.median(times) for mode, times in seconds.items()}
     best = min(medians, key=medians.__getitem__)
-    engines = dict.fromkeys(mode.engine for mode in medians)
-    per_engine = {name: min(medians[mode] for mode in medians if mode.engine == name) for name in engines}
+    names = dict.fromkeys(mode.engine for mode in medians)
+    per_engine = {name: min(medians[mode] for mode in medians if mode.engine == name) for name in names}
     rates = ", ".join(f"{name} {len(pixels) / median:.3g}" for name, median in per_engine.items())
     print_status(f"note: using {best.engine}; images per second: {rates}")
-    if not complete:
+    if complete:
+        remember(model, pixels, best)
+    else:
         print_status("note: the next start measures again, with the engines that were skipped")
-        return best
-    try:
-        write_json(file, best._asdict())
-    except FileError as error:
-        print_status(f"note: the next start measures again: {error}")
     return best
 
 
-def open_candidates(model: Model, pixels: Tensor) -> tuple[dict[RunMode, Forward], bool]:
-    """All modes of the installed engines that can run the model, and whether to cache the choice among them.
+def fastest_engine(model: Model, pixels: Tensor, images: int) -> EngineName:
+    """The remembered engine for batches like `pixels`, or the fastest one; torch for few images."""
+    if images < OPEN_FROM or len(installed()) == 1:
+        return "torch"
+    mode = remembered_mode(model, pixels)
+    if mode is None and images >= CHOOSE_FROM:
+        mode = fastest_mode(model, pixels)
+    return check_engine("torch" if mode is None else mode.engine)
+
+
+def open_candidates(model: Model, pixels: Tensor, engines: Sequence[str]) -> tuple[dict[RunMode, EngineForward], bool]:
+    """All modes of these engines that can run the model, and whether to cache the choice among them.
 
     An engine that fails is skipped with a note. If its graph could not be written (a full disk), it may work next time.
     """
     size = (pixels.shape[2], pixels.shape[3])
     can_split = len(pixels) > 1 and torch.get_num_threads() > 1
-    forwards: dict[RunMode, Forward] = {}
+    forwards: dict[RunMode, EngineForward] = {}
     complete = True
-    for name in installed():
+    for name in engines:
         modes = [RunMode(name), default_mode(name, len(pixels))] if can_split else [default_mode(name, 1)]
         try:
             forwards |= {mode: open_forward(model, mode, size) for mode in modes}

@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from vitruvian.config import ViTConfig
 from vitruvian.engines.export_attention import exported_attention
-from vitruvian.engines.runtimes import BATCH_AXIS, Session
+from vitruvian.engines.runtimes import BATCH_AXIS, FEATURES, Session
 from vitruvian.errors import ConversionError, UnknownNameError, argument, require
 from vitruvian.files import atomic_path, check_writable
 from vitruvian.model.build import Model
 from vitruvian.model.cores import eval_mode
 from vitruvian.model.positions import geometric_biases
+from vitruvian.model.vit import ViT
 from vitruvian.settings import BatchSize, Record, Size, as_size, validate
 from vitruvian.weights.checkpoint_files import METADATA_KEY
 from vitruvian.weights.description import Description
@@ -29,6 +30,7 @@ from vitruvian.weights.load import check_finite, load, merged
 
 Format = Literal["onnx", "openvino", "torch"]
 Forward = Callable[[Tensor], Tensor]
+EngineForward = Callable[..., Tensor]  # of pixels and the name of an output, by default the logits
 TOLERANCE = 1e-4  # relative to the largest output if that is above 1; float32 sums in another order differ
 OPSET = 23  # the first with RMSNormalization and Attention (we use the latter only in attention poolers)
 MAX_ONNX_BYTES = 2**31 - 2**24  # an ONNX file is a protocol buffer, which holds at most 2 GiB
@@ -65,6 +67,7 @@ def export(
     batch_size: int | None = None,
     image_size: int | Size | None = None,
     dynamic_size: bool = False,
+    features: bool = False,
     num_heads: int | None = None,
 ) -> Exported:
     """Export a model as a graph from normalized pixels to logits (to features if it has no head).
@@ -79,6 +82,7 @@ def export(
         batch_size: Fixed batch size; any if None.
         image_size: Image size of the graph; the model's own if None.
         dynamic_size: Accept any image size; position embeddings are resized inside the graph.
+        features: Add a second output `features`, the input of the head.
         num_heads: Number of attention heads, if the weight file does not store it.
 
     Returns:
@@ -102,17 +106,18 @@ def export(
         preprocess = preprocess.with_image_size(size)
     check_model(model, to, dynamic_size=dynamic_size)
     stride = model.config.stride if isinstance(model.config, ViTConfig) else 1
+    outputs = [FEATURES] if model.head is None else ["logits", FEATURES] if features else ["logits"]
     with atomic_path(out) as new, evaluating(model):
         with nullcontext() if to == "torch" else exported_attention(model):
-            program = trace(model, size, batch_size=batch_size, stride=stride if dynamic_size else 0)
+            traced = WithFeatures(model) if len(outputs) > 1 else model
+            program = trace(traced, model, size, batch_size=batch_size, stride=stride if dynamic_size else 0)
         description = Description(config=model.config, meta=model.meta.replace(preprocess=preprocess, cascade=None))
-        output = "logits" if model.head is not None else "features"
-        run = WRITERS[to](program, new, json.dumps(description.to_json()), output)
+        run = WRITERS[to](program, new, json.dumps(description.to_json()), outputs)
         sizes = [size] if not dynamic_size else [size, (size[0] + stride, 2 * stride), (3 * stride, size[1] + stride)]
         batches = [batch_size] if batch_size else [1, 3]
         shapes = [(batch, model.config.in_channels, *size) for size in sizes for batch in batches]
-        what = f"not written, the outputs of the {to} graph"
-        difference, largest = check_outputs(model, run, shapes, what, where=path, hint="please report this")
+        what, about = f"not written, the outputs of the {to} graph", {"where": path, "hint": "please report this"}
+        difference, largest = check_outputs(model, run, shapes, what, features=len(outputs) > 1, **about)
     return Exported(
         path=str(path),
         format=to,
@@ -190,20 +195,33 @@ def evaluating(model: Model) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def trace(model: Model, size: Size, *, batch_size: int | None, stride: int) -> ExportedProgram:
-    """The model as an exported program; rows and columns are multiples of `stride`, or fixed if it is 0."""
+class WithFeatures(nn.Module):
+    """A model with a head that returns logits (B, K) and features (B, F)."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        first = (self.model.tokens_read,) if isinstance(self.model, ViT) else ()
+        x = self.model.forward_features(pixels, *first)
+        return self.model.forward_head(x), self.model.forward_head(x, pre_logits=True)
+
+
+def trace(module: nn.Module, model: Model, size: Size, *, batch_size: int | None, stride: int) -> ExportedProgram:
+    """The module of a model as an exported program; rows and columns are multiples of `stride`, or fixed if it is 0."""
     Dim = torch.export.Dim
     shape = [batch_size or 2, model.config.in_channels, *((3 * stride, 5 * stride) if stride else size)]
     device = next(model.parameters()).device
     dynamic: dict[int, Any] = {} if batch_size else {0: Dim("batch", min=1)}
     if stride:
         dynamic |= {axis: stride * Dim(name, min=2, max=MAX_PATCHES) for axis, name in ((2, "rows"), (3, "columns"))}
-    return torch.export.export(model, (torch.zeros(shape, device=device),), dynamic_shapes=(dynamic,))
+    return torch.export.export(module, (torch.zeros(shape, device=device),), dynamic_shapes=(dynamic,))
 
 
-def write_onnx(program: ExportedProgram, path: Path, description: str, output: str) -> Forward:
+def write_onnx(program: ExportedProgram, path: Path, description: str, outputs: list[str]) -> EngineForward:
     written = torch.onnx.export(
-        program, dynamo=True, opset_version=OPSET, input_names=["pixels"], output_names=[output], verbose=False
+        program, dynamo=True, opset_version=OPSET, input_names=["pixels"], output_names=outputs, verbose=False
     )
     assert written is not None
     written.model.metadata_props[METADATA_KEY] = description
@@ -218,7 +236,7 @@ def write_onnx(program: ExportedProgram, path: Path, description: str, output: s
     return Session(path, "onnxruntime")
 
 
-def write_openvino(program: ExportedProgram, path: Path, description: str, output: str) -> Forward:
+def write_openvino(program: ExportedProgram, path: Path, description: str, outputs: list[str]) -> EngineForward:
     openvino = require("openvino", "openvino")
     before = os.environ.get("CI")
     os.environ["CI"] = "true"  # the converter sends no usage statistics from continuous integration
@@ -231,16 +249,22 @@ def write_openvino(program: ExportedProgram, path: Path, description: str, outpu
     shape = program.graph_module.graph.find_nodes(op="placeholder")[-1].meta["val"].shape
     graph.reshape([side if isinstance(side, int) else -1 for side in shape])
     graph.inputs[0].get_tensor().set_names({"pixels"})
-    graph.outputs[0].get_tensor().set_names({output})
+    for node, name in zip(graph.outputs, outputs):
+        node.get_tensor().set_names({name})
     graph.set_rt_info(description, [METADATA_KEY])
     path.mkdir()
     openvino.save_model(graph, path / "model.xml", compress_to_fp16=False)
     return Session(path / "model.xml", "openvino")
 
 
-def write_program(program: ExportedProgram, path: Path, description: str, output: str) -> Forward:
+def write_program(program: ExportedProgram, path: Path, description: str, outputs: list[str]) -> EngineForward:
     torch.export.save(program, path, extra_files={f"{METADATA_KEY}.json": description})
-    run: Forward = torch.export.load(path).module()
+    module = torch.export.load(path).module()
+
+    def run(pixels: Tensor, output: str = "") -> Tensor:
+        values = module(pixels)
+        return values if len(outputs) == 1 else values[outputs.index(output or outputs[0])]
+
     return run
 
 
@@ -248,21 +272,25 @@ WRITERS = {"onnx": write_onnx, "openvino": write_openvino, "torch": write_progra
 
 
 def check_outputs(
-    model: Model, run: Forward, shapes: Iterable[tuple[int, ...]], what: str, **details: Any
+    model: Model, run: EngineForward, shapes: Iterable[tuple[int, ...]], what: str, *, features: bool, **details: Any
 ) -> tuple[float, float]:
-    """Largest difference of `run` from the model's outputs on random pixels, and the model's largest output.
+    """Largest difference of `run` from the model's logits on random pixels, and the largest logit.
 
-    Raises ConversionError with these details if the outputs (`what`) differ by more than TOLERANCE.
+    Raises ConversionError with these details if the logits, or with `features` these, differ by more than TOLERANCE;
+    `what` names the outputs.
     """
-    differences, outputs = [], []
-    for shape in shapes:
-        pixels = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-        expected = model(pixels.to(next(model.parameters()).device)).cpu()
-        differences.append(float((expected - run(pixels)).abs().max()))
-        outputs.append(float(expected.abs().max()))
-    difference, largest = max(differences), max(outputs)
-    allowed = TOLERANCE * max(1.0, largest)
-    if not all(difference <= allowed for difference in differences):  # also refuses NaN
-        text = f"{what} differ from the model's by {difference:.2g}, {allowed:.2g} is allowed"
-        raise ConversionError(text, **details)
-    return difference, largest
+    expected: dict[str, Forward] = {"": model} | ({FEATURES: model.features} if features else {})
+    compared: dict[str, tuple[float, float]] = {}
+    for output, compute in expected.items():
+        differences, values = [], []
+        for shape in shapes:
+            pixels = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+            value = compute(pixels.to(next(model.parameters()).device)).cpu()
+            differences.append(float((value - run(pixels, *([output] if output else []))).abs().max()))
+            values.append(float(value.abs().max()))
+        compared[output] = difference, largest = max(differences), max(values)
+        allowed = TOLERANCE * max(1.0, largest)
+        if not all(difference <= allowed for difference in differences):  # also refuses NaN
+            text = f"{what} differ from the model's by {difference:.2g}, {allowed:.2g} is allowed"
+            raise ConversionError(text, **details)
+    return compared[""]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitruvian.cache import cache_folder
 from vitruvian.catalog import imagenet_labels
 from vitruvian.config import CascadeConfig, GraphConfig, ModelConfig, ModelMeta, Preprocess, ViTConfig
-from vitruvian.engines.runtimes import FORMATS, OpenGraph, Session, is_quantized, versions
+from vitruvian.engines.runtimes import FEATURES, FORMATS, OpenGraph, Session, is_quantized, versions
 from vitruvian.errors import CheckpointError, ConfigError, ConversionError, FileError, argument, parsing
 from vitruvian.files import file_stamp, parse_object, read_object, short_hash, write_json
 from vitruvian.machine import processor_name
@@ -26,7 +26,7 @@ from vitruvian.weights.families.timm_config import read_preprocess
 
 GRAPH_FILES = ("model.onnx", "onnx/model.onnx", "model.xml", "openvino_model.xml")  # in a folder without weights
 CASCADE_FILE = "cascade.json"  # beside the graph of a cascade; its first pass is the graph `first`
-FEATURES = ("pooler_output", "image_embeds", "features", "embeddings")  # outputs of other exporters that are not logits
+FEATURE_OUTPUTS = ("pooler_output", "image_embeds", FEATURES, "embeddings")  # of other exporters; these are not logits
 LOGITS_ONLY = "exported graphs return logits only; load the original weights instead"
 CRASH_TEST = """
 import sys, torch
@@ -77,8 +77,12 @@ class Graph(nn.Module):
             raise CheckpointError(reason, where=first.graph.path)
         return first
 
-    def features(self, pixels: Tensor) -> NoReturn:
-        raise ConfigError(LOGITS_ONLY, where=self.graph.path)
+    def features(self, pixels: Tensor) -> Tensor:
+        """The output `features` (B, F) of graphs exported with it; others raise ConfigError."""
+        if FEATURES not in self.graph.single.widths:
+            raise ConfigError(LOGITS_ONLY, where=self.graph.path, hint="or export it with --features (features=True)")
+        self.check_size(*pixels.shape[1:])
+        return self.graph(pixels, FEATURES)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise ConfigError(LOGITS_ONLY, where=self.graph.path)
@@ -160,7 +164,7 @@ def external_description(path: Path, session: Session) -> tuple[GraphConfig, Mod
         preprocess = read_preprocessor(processor, size)
     else:
         preprocess = Preprocess(image_size=size, mean=(0.5,) * channels, std=(0.5,) * channels, stated=False)
-    classes = 0 if session.output in FEATURES else session.num_outputs
+    classes = 0 if session.output in FEATURE_OUTPUTS else session.num_outputs
     config = GraphConfig(image_size=size, in_channels=channels, num_classes=classes)
     labels = tuple(map(str, names)) if names and len(names) == session.num_outputs else None
     return config, ModelMeta(preprocess=preprocess, labels=labels, origin=f"graph {path.name}")

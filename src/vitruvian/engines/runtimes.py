@@ -7,6 +7,7 @@ import mmap
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
@@ -28,6 +29,7 @@ FORMATS = {"onnxruntime": "onnx", "openvino": "openvino"}  # export format of ea
 EXTRAS = {"onnxruntime": ("onnxruntime", "onnx", "onnxscript"), "openvino": ("openvino",)}  # packages of each runtime
 FLOATS = ("float16", "float32", "double", "bfloat16", "f16", "f64", "bf16")  # in the words of either runtime
 MAX_VALUES = 2**27  # maximum number of values in a batch of pixels of fixed size: 512 MiB
+FEATURES = "features"  # name of the output that the head reads
 BATCH_AXIS = "batch"  # name of the dynamic batch axis in our ONNX files
 
 Array = NDArray[np.float32]
@@ -47,6 +49,8 @@ def check_engine(name: str, device: str = "cpu") -> EngineName:
     for module in EXTRAS.get(name, ()):
         require(module, FORMATS[name])
     if name != "torch" and device.partition(":")[0] != "cpu":
+        if name == "auto":
+            return "torch"
         reason = f"{argument('engine', name)} runs on the CPU"
         raise ConfigError(reason, hint=f"{argument('device', device)} needs {argument('engine', 'torch')}")
     return known[known.index(name)]
@@ -205,25 +209,29 @@ class Session:
             raise CheckpointError(f"its output {self.output!r} is {dtype}, not logits", where=path)
         if num_outputs is None:
             raise CheckpointError(f"the size of its output {self.output!r} is not fixed", where=path)
+        self.widths = {port.name: port.shape[1] for port in vectors if port.dtype in FLOATS}  # of each output
         size = 1 if self.shape[0] is None else self.shape[0]
         if not 0 < size * math.prod(side or 1 for side in self.shape[1:]) <= MAX_VALUES:
             raise CheckpointError(f"a batch of {described} is empty or too large", where=path)
-        self.num_outputs, self._index = num_outputs, outputs.index(choices[0])
+        self.num_outputs, self._index = num_outputs, {port.name: index for index, port in enumerate(outputs)}
 
-    def __call__(self, pixels: Tensor) -> Tensor:
-        return map_over_cores(self._run, pixels) if self.split else self._run(pixels)
+    def __call__(self, pixels: Tensor, output: str = "") -> Tensor:
+        """The logits, or the output of that name."""
+        run = partial(self._run, name=output or self.output)
+        return map_over_cores(run, pixels) if self.split else run(pixels)
 
-    def _run(self, pixels: Tensor) -> Tensor:
+    def _run(self, pixels: Tensor, name: str) -> Tensor:
         """Run in the calling thread, in batches of the graph's size if that is fixed; a short last batch is padded."""
         size, count = self.shape[0], len(pixels)
         if size is not None and size < count:
-            return torch.cat([self._run(batch) for batch in torch.split(pixels, size)])
+            return torch.cat([self._run(batch, name) for batch in torch.split(pixels, size)])
         if size is not None and size > count:
             pixels = torch.cat([pixels, pixels[-1:].expand(size - count, -1, -1, -1)])
         with self.one_line_errors(f" on images of {'x'.join(map(str, pixels.shape[1:]))}"):
-            output = self._run_graph(pixels.float().contiguous().numpy(), self._index)
-            if output.shape != (len(pixels), self.num_outputs):
-                raise ValueError(f"{self.output!r} has shape {output.shape}, not {(len(pixels), self.num_outputs)}")
+            output = self._run_graph(pixels.float().contiguous().numpy(), self._index[name])
+            expected = (len(pixels), self.widths[name])
+            if output.shape != expected:
+                raise ValueError(f"{name!r} has shape {output.shape}, not {expected}")
             return torch.from_numpy(output)[:count]
 
     @contextmanager
@@ -251,7 +259,7 @@ class SplitGraph:
         self._sessions: dict[int, Session] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, pixels: Tensor) -> Tensor:
+    def __call__(self, pixels: Tensor, output: str = "") -> Tensor:
         sizes = {len(piece) for piece in even_pieces(pixels, torch.get_num_threads())}
         size = sizes.pop() if len(sizes) == 1 else 1
         with self._lock:  # batches may overlap
@@ -259,7 +267,7 @@ class SplitGraph:
                 size = 1
             if size not in self._sessions:
                 self._sessions[size] = Session(self.path, self.engine, split=True, batch_size=size)
-        return self._sessions[size](pixels)
+        return self._sessions[size](pixels, output)
 
 
 class OpenGraph:
@@ -270,7 +278,7 @@ class OpenGraph:
         self.single = Session(path, engine, batch_size=1)
         self._split = SplitGraph(path, engine)
 
-    def __call__(self, pixels: Tensor) -> Tensor:
+    def __call__(self, pixels: Tensor, output: str = "") -> Tensor:
         if len(pixels) == 1 or torch.get_num_threads() == 1 or self.single.shape[0] not in (None, 1):
-            return self.single(pixels)
-        return self._split(pixels)
+            return self.single(pixels, output)
+        return self._split(pixels, output)

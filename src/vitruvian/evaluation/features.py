@@ -117,7 +117,9 @@ def open_store(encoder: Encoder) -> FeatureStore:
     """The store of this model's features; with a callable as preprocessing, nothing is stored."""
     folder = None
     if isinstance(encoder.preprocess, Preprocess):
-        folder = cache_folder() / "features" / model_key(encoder)
+        # other engines differ in the last bits, and training repeats to the bit what torch computed
+        engines = "" if encoder.engine == "torch" else "-engines"
+        folder = cache_folder() / "features" / f"{model_key(encoder)}{engines}"
         make_room(folder)
     return FeatureStore(folder, encoder.torch_model.config.feature_width)
 
@@ -247,7 +249,7 @@ def feature_rows(
     batches = (list(missing(batch)) for batch in batched(images, batch_size))
     computed = 0
     try:
-        for batch in encoder.run(encoder.features, encoder.load(batches, ahead=2 * batch_size)):
+        for batch in encoder.run(encoder.features, encoder.load(batches, ahead=2 * batch_size), total=len(source)):
             unreadable |= {index: error.reason for index, error in batch.unreadable}
             for index, row in zip(batch.readable, batch.values.numpy()):
                 if not np.isfinite(row).all():

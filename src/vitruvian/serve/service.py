@@ -19,7 +19,7 @@ from vitruvian.config import GraphConfig
 from vitruvian.data.decode import CostlyImageError
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.engines.graph import Graph, ImageModel
-from vitruvian.engines.runtimes import EngineName
+from vitruvian.engines.runtimes import EngineName, installed
 from vitruvian.errors import ConfigError, ImageError, UnknownNameError, VitruvianError
 from vitruvian.explain.explainer import Explainer, MapSettings
 from vitruvian.explain.overlay import overlay, seen_box
@@ -63,9 +63,10 @@ class ServedModel:
             raise ConfigError(reason, where=name, hint="serve its weights")
         engine = engine if self.graph is None else "torch"
         first: EngineName = "torch" if engine == "auto" else engine  # measuring engines may take a minute
-        self.encoder = Classifier(model, engine=first) if model.config.num_classes else Encoder(model)
+        self.kind = Classifier if model.config.num_classes else Encoder
+        self.encoder = self.kind(model, engine=first)
         self.switch: threading.Thread | None = None
-        if engine == "auto" and model.config.num_classes:
+        if engine == "auto" and len(installed()) > 1:
             self.switch = threading.Thread(target=self._switch_engine, args=(limits.batch_size,), daemon=True)
         self.batcher = Batcher(queue=limits.queue, name=name, on_batch=partial(on_batch, name))
         parallel, size = PARALLEL_BATCHES, limits.batch_size
@@ -102,8 +103,8 @@ class ServedModel:
         run = self.embed.run
         if isinstance(self.encoder, Classifier):
             run = self.classify.run
-            self.encoder.prepare(torch.stack([pixels] * max_batch))
-            self.encoder.prepare(pixels[None])
+        self.encoder.prepare(torch.stack([pixels] * max_batch))
+        self.encoder.prepare(pixels[None])
         for size in range(1, max_batch + 1):
             if not torch.isfinite(run([pixels] * size)[0]).all():
                 raise ConfigError(NOT_FINITE, where=self.name)
@@ -117,18 +118,25 @@ class ServedModel:
             self.switch.start()
 
     def _switch_engine(self, max_batch: int) -> None:
-        """Choose the fastest engine in the background, and use it if its probabilities are the same."""
+        """Choose the fastest engine in the background, and use it if its features and probabilities are the same."""
         try:
             pixels = self._test_image()
-            faster = Classifier(self.model, engine="auto")
+            faster = self.kind(self.model, engine="auto")
             faster.prepare(torch.stack([pixels] * max_batch))
             faster.prepare(pixels[None])
             for size in range(1, max_batch + 1):
-                logits = faster.logits(torch.stack([pixels] * size))
-            expected, found = (probabilities_of(self.model, x[0]) for x in (self._logits([pixels]), logits))
-            difference = float((expected - found).abs().max())
-            if not difference <= MAX_ENGINE_DIFFERENCE:
-                raise ConfigError(f"the probabilities of the engine differ by {difference:.2g}", where=self.name)
+                features = faster.features(torch.stack([pixels] * size))
+            compared: dict[str, Tensor] = {}
+            if isinstance(faster, Classifier):
+                logits = self._logits([pixels])[0], faster.logits(pixels[None])[0]
+                before, after = (probabilities_of(self.model, x) for x in logits)
+                compared["probabilities"] = before - after
+            expected = self._features([pixels])[0]
+            compared["features"] = (expected - features[0]) / expected.abs().max().clamp(min=1.0)
+            for what, difference in compared.items():
+                largest = float(difference.abs().max())
+                if not largest <= MAX_ENGINE_DIFFERENCE:
+                    raise ConfigError(f"the {what} of the engine differ by {largest:.2g}", where=self.name)
             self.encoder = faster
         except Exception as error:
             log.error("%s continues with torch: %s", self.name, error)
