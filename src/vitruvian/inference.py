@@ -371,7 +371,7 @@ class Encoder:
         if self.model.meta.cascade is not None:
             return False
         if isinstance(self._forward, Engine):  # it lets calls wait for each other where all cores share one
-            return not self.model.training
+            return not self.model.training or self.engine != "auto"
         plain = isinstance(self.model, Model) and not self.model.training
         return plain and self.engine == "torch" and torch.device(self.device).type == "cpu"
 
@@ -411,9 +411,9 @@ class Encoder:
         """The logits or features of the engine or, on all cores and in evaluation mode, of the model."""
         training, forward = self.model.training, self._forward
         if isinstance(forward, Engine):
-            if not training:
+            if not training or self.engine != "auto":
                 return forward(pixels, output)
-            forward = self.model
+            forward = self.model  # the weights of a model in training change
         function: Callable[[Tensor], Tensor] = forward.features if output == FEATURES else forward
         if isinstance(forward, Graph):  # distributes images over the cores itself
             return function(pixels)
