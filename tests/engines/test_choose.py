@@ -119,8 +119,8 @@ def candidates(model, monkeypatch, no_openvino, tmp_path):
         return lambda *given: run(mode, *given)
 
     seconds = {"torch": 2.0, "onnxruntime": 1.0}
-    add = choose.Trial.add
-    monkeypatch.setattr(choose.Trial, "add", lambda self, mode, _: add(self, mode, seconds[mode.engine]))
+    add = choose.EngineTrial.add
+    monkeypatch.setattr(choose.EngineTrial, "add", lambda self, mode, _: add(self, mode, seconds[mode.engine]))
     monkeypatch.setattr(choose, "open_forward", open_forward)
     monkeypatch.setattr(choose, "export_apart", lambda *_: ["torch", "onnxruntime"])
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path))

@@ -75,7 +75,7 @@ class RunMode(NamedTuple):
     fixed: bool = False  # the graph is opened for a fixed batch size (one image, or a core's piece); otherwise for any
 
 
-class Trial:
+class EngineTrial:
     """Finds the fastest of several ways to compute batches by computing real ones, with each way in turn."""
 
     def __init__(self, forwards: dict[RunMode, EngineForward], batch_size: int) -> None:
@@ -124,7 +124,7 @@ class Choice:
         self.mode = mode or default_mode("torch", len(pixels))
         self.forward = open_forward(model, self.mode, self.size)
         self.is_final = mode is not None or len(installed()) == 1
-        self.trial: Trial | None = None
+        self.trial: EngineTrial | None = None
         self.thread: threading.Thread | None = None
 
     @property
@@ -162,7 +162,7 @@ class Choice:
         try:
             torch.set_num_threads(cores)  # a new thread does not always inherit the setting
             forwards, _ = open_candidates(self.model, self.pixels, export_apart(self.model, self.size))
-            self.trial = Trial(forwards, len(self.pixels))
+            self.trial = EngineTrial(forwards, len(self.pixels))
         except Exception as error:  # whatever it is, torch works
             self.is_final = True
             print_status(f"note: continuing with torch: {describe_error(error)}")
