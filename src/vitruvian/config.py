@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from vitruvian.errors import ConfigError, argument
 from vitruvian.settings import Range, Settings, Share, Size, as_size
+from vitruvian.targets import SINGLE, Target
 
 Pool = Literal["token", "mean", "map", "token_mean"]
 Positions = Literal["none", "learned", "learned_2d", "factorized", "relative", "relative_bias", "sincos"]
@@ -22,8 +23,8 @@ Rope = Literal["axial", "normalized", "mixed"]
 ConvStyle = Literal["hybrid", "timm", "bit", "conv", "resnet_d", "mobile_clip"]
 ResNetStyle = Literal["bit", "timm_bit"]
 Fit = Literal["squash", "crop", "naflex"]
-ScoreFunction = Literal["softmax", "sigmoid"]
-"""How logits become probabilities: one label among all (softmax), or each label independently (sigmoid)."""
+ScoreFunction = Literal["softmax", "sigmoid", "identity"]
+"""How outputs become scores: one label among all (softmax), each label by itself (sigmoid), or numbers (identity)."""
 ThresholdOn = Literal["probability", "energy"]
 """The score that is compared with the rejection threshold: the largest probability, or logsumexp(logits)."""
 Interpolation = Literal["nearest", "bilinear", "bicubic", "area", "lanczos"]
@@ -581,6 +582,8 @@ class ModelMeta(Settings):
     """The promise of conformal prediction sets: an image's set contains its class with this probability. 0: no sets."""
     set_threshold: Annotated[float, Range(0.0, 1.0)] = 0.0
     """Classes of at least this probability are in an image's set."""
+    target: Target = SINGLE
+    """What is predicted: one class, several labels or numbers, with what was fitted for that."""
     cascade: CascadeConfig | None = None
     """A cheaper first pass. `Classifier` runs it; calling the model does not."""
     source: str = ""
@@ -588,9 +591,14 @@ class ModelMeta(Settings):
 
     def check(self) -> None:
         THRESHOLD_RANGES[self.threshold_on].check("threshold", self.threshold)
+        for name in ("thresholds", "mean", "std", "margins"):
+            values = getattr(self.target, name)
+            if values and self.labels is not None and len(values) != len(self.labels):
+                raise ConfigError(f"target.{name} has {len(values)} values for {len(self.labels)} labels")
 
     def to_json(self) -> dict[str, Any]:
-        return {name: value for name, value in Settings.to_json(self).items() if name != "source"}
+        unset = {"source"} | ({"target"} if self.target == SINGLE else set())
+        return {name: value for name, value in Settings.to_json(self).items() if name not in unset}
 
     def for_new_head(self, labels: tuple[str, ...] | None = None) -> "ModelMeta":
         """The metadata of the same model with a new, untrained head: everything fitted to the old head is reset."""

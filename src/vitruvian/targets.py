@@ -23,7 +23,7 @@ BINS = 10  # strata of numbers, by quantiles
 MAX_LEVELS = 1000  # of ordinal classes; more are numbers
 SEPARATOR = ";"  # between the labels of an image
 
-Floats = NDArray[np.float32]
+Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 
@@ -67,7 +67,7 @@ class TargetTable:
 
     def rows(self, labels: NDArray[np.integer]) -> Floats:
         """The targets (n, K) of images with these row numbers; NaN if unknown."""
-        result = np.zeros((len(labels), len(self.names)), np.float32)
+        result = np.zeros((len(labels), len(self.names)))
         counts = self.starts[labels + 1] - self.starts[labels]
         image = np.repeat(np.arange(len(labels)), counts)
         within = np.arange(len(image)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -84,17 +84,23 @@ class TargetTable:
             return self.levels[int(values[0])]
         return ",".join("" if np.isnan(value) else f"{value:g}" for value in values.tolist())
 
-    def totals(self, labels: NDArray[np.integer]) -> NDArray[np.float64]:
-        """Of each output (3, K): images whose value is known, the sum of the values and of their squares."""
+    def statistics(self, labels: NDArray[np.integer]) -> Floats:
+        """Of each output (3, K): images whose value is known, and the mean and the standard deviation of the values."""
         images = np.bincount(labels, minlength=len(self)).astype(np.float64)  # (R,)
-        weights = np.repeat(images, np.diff(self.starts))
         known = ~np.isnan(self.values)
-        values = np.where(known, self.values, 0.0).astype(np.float64)
+        columns, values = self.columns[known], self.values[known]
+        weights = np.repeat(images, np.diff(self.starts))
 
-        def total(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-            return np.bincount(self.columns, weights * numbers, minlength=len(self.names)).astype(np.float64)
+        def total(columns: Indices, numbers: Floats) -> Floats:
+            return np.bincount(columns, numbers, minlength=len(self.names)).astype(np.float64)
 
-        return np.stack([images.sum() - total(~known + 0.0), total(values), total(values**2)])
+        counts = images.sum() - total(self.columns[~known], weights[~known])
+        weights = weights[known]
+        divisors = np.maximum(counts, 1)
+        mean = total(columns, weights * values) / divisors
+        zeros = counts - total(columns, weights)  # values that are not stored
+        squares = total(columns, weights * (values - mean[columns]) ** 2) + zeros * mean**2
+        return np.stack([counts, mean, np.sqrt(squares / divisors)])
 
     def strata(self) -> Indices:
         """A group (R,) for each row, of which every split should have its share: rarest label, level or quantile."""
@@ -143,7 +149,7 @@ def make_table(kind: str, names: Sequence[str], rows: Sequence[dict[int, float]]
     """A table of these rows, each from outputs to values; others are 0."""
     starts = np.cumsum([0, *map(len, rows)])
     columns = np.array([column for row in rows for column in row], np.int64)
-    values = np.array([value for row in rows for value in row.values()], np.float32)
+    values = np.array([value for row in rows for value in row.values()], np.float64)
     return TargetTable(kind, tuple(names), starts, columns, values)
 
 
@@ -246,3 +252,5 @@ KINDS = {
     ),
 }
 """The kinds of targets by name."""
+
+SINGLE = Target()

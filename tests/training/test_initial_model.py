@@ -9,13 +9,12 @@ from vitruvian.config import Preprocess, ViTConfig
 from vitruvian.data.formats import open_dataset
 from vitruvian.errors import ConfigError
 from vitruvian.evaluation.features import FeatureSet
-from vitruvian.evaluation.probe_classifiers import fit_linear
+from vitruvian.evaluation.probe_classifiers import STRENGTHS, fit_linear
 from vitruvian.model.build import build
 from vitruvian.training import Listener, read_recipe, train
 from vitruvian.training.distributed import Processes
 from vitruvian.training.initial_model import (
     SCALES,
-    STRENGTHS,
     fit_head,
     fit_least_squares,
     fit_logistic,
@@ -144,7 +143,7 @@ def test_a_run_begins_where_the_probe_ends(tmp_path, kind):
 
 def test_a_sigmoid_loss_has_no_such_head():
     with pytest.raises(ConfigError, match="head_init='probe' needs loss='cross_entropy', not 'bce'"):
-        change_recipe(read_recipe("finetune-small"), ["loss=bce"])
+        change_recipe(read_recipe("finetune-small"), ["loss=bce"]).for_target("single")
 
 
 def test_one_image_a_class_leaves_nothing_to_choose_by_and_gets_the_strongest_regularization():

@@ -213,20 +213,21 @@ def finetune(
 
 def print_sweep(sweep: Sweep) -> None:
     """Print every trial, the result, and where the model is."""
-    from vitruvian.training.finetune import format_mean
+    from vitruvian.training.finetune import METRICS, UNITS, format_mean
 
     rows = []
     for trial in sweep.trials:
         measures = trial.measures
-        accuracies = [f"{measures[key]:.2f}%" if measures else trial.state for key in ("top1", "mean_per_class")]
+        accuracies = [f"{measures[k]:.2f}{UNITS.get(k, '')}" if measures else trial.state for k in sweep.metrics]
         chosen = "chosen" if trial.kind == "dev" and trial.lr == sweep.chosen_lr else ""
         purpose = {"dev": "choosing the lr", "test": "result"}[trial.kind]
         rows.append((trial.name, f"{trial.lr:g}", str(trial.seed), purpose, *accuracies, chosen))
-    print(table(("trial", ">lr", ">seed", "for", ">top-1", ">mean per class", ""), rows))
+    names = {name: METRICS[name].removesuffix(" accuracy") for name in sweep.metrics}
+    print(table(("trial", ">lr", ">seed", "for", *(f">{name}" for name in names.values()), ""), rows))
     count = len(sweep.values())
     runs = f"mean and standard deviation of {count} runs" if count > 1 else "one run"
-    top1, mean_per_class = (format_mean(sweep.values(metric)) for metric in ("top1", "mean_per_class"))
-    print(f"\ntop-1 {top1} %, mean per class {mean_per_class} % ({runs})")
+    means = [f"{name} {format_mean(sweep.values(key))} {UNITS.get(key, '')}".strip() for key, name in names.items()]
+    print(f"\n{', '.join(means)} ({runs})")
     print(f"measured on {sweep.measured_on}")
     best = next(trial for trial in sweep.test if trial.state == "done")
     print(f"report: {sweep.folder / 'report.html'}")

@@ -240,18 +240,20 @@ def mix(
 
     Args:
         pixels: Normalized float images (B, C, H, W).
-        labels: Class indices (B,).
+        labels: Class indices (B,), or targets (B, K).
         classes: Number of classes K.
         settings: The probabilities and alphas.
         smoothing: Share of each label that is distributed over all classes.
         repeats: Consecutive images that are versions of one image, which are not mixed with each other.
 
     Returns:
-        Mixed images (B, C, H, W), and soft targets (B, K) that add up to one.
+        Mixed images (B, C, H, W), and targets (B, K); those of class indices add up to one.
     """
     if not pixels.is_floating_point():
         raise ConfigError(f"mixing needs normalized pixels, not {pixels.dtype}: call normalize first")
-    targets = F.one_hot(labels, classes).float().mul_(1.0 - smoothing).add_(smoothing / classes)
+    targets = labels
+    if labels.dim() == 1:
+        targets = F.one_hot(labels, classes).float().mul_(1.0 - smoothing).add_(smoothing / classes)
     if not settings.mixes or rng.random() >= settings.mixup_prob:
         return pixels, targets
     partners = mixing_partners(len(pixels), repeats).to(pixels.device)

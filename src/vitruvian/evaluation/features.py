@@ -27,6 +27,7 @@ from vitruvian.inference import NOT_FINITE, Encoder, batched, check_readable, re
 from vitruvian.model.lora import plain_state
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import BatchSize, Settings, validate
+from vitruvian.targets import TargetTable
 from vitruvian.weights.checkpoint_files import tensors_digest
 
 FORMAT = 3  # version of the features; increment it to invalidate stored ones
@@ -186,13 +187,15 @@ class FeatureSet:
     classes: tuple[str, ...]
     unreadable: list[Unreadable]
     computed: int  # number of features that were not in the store
+    targets: TargetTable | None = None  # if labels are rows of a table
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def examples(self) -> Examples:
-        return self.values, self.labels
+        """Features, and labels (n,) or targets (n, K)."""
+        return self.values, self.labels if self.targets is None else self.targets.rows(self.labels)
 
 
 def compute_features(
@@ -214,6 +217,7 @@ def compute_features(
         classes=source.classes,
         unreadable=listed,
         computed=computed,
+        targets=source.targets,
     )
 
 

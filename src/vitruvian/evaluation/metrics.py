@@ -6,12 +6,12 @@ of their mean by square roots of sums of squares (MOVER: G. Y. Zou et al., 2009)
 """
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from math import sqrt
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +32,26 @@ MAX_CONFUSION_CLASSES = 2000  # the confusion matrix of more classes is not kept
 SHOWN_MISTAKES = 24  # number of most confident mistakes that a report shows
 MEASURE_NAMES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "mean_per_class": "mean per class"}
 """Names of the accuracies of `Measures.scalars` in reports."""
+TARGET_NAMES = {
+    "map": "mAP, %",
+    "map_micro": "mAP of all decisions, %",
+    "f1": "mean F1, %",
+    "hamming": "wrong decisions, %",
+    "coverage": "labels to cover all",
+    "mae": "mean absolute error",
+    "rmse": "root mean squared error",
+    "r2": "R²",
+    "correlation": "correlation",
+}
+"""Display names of the metrics of several labels and of numbers."""
+LOWER_IS_BETTER = ("loss", "mae", "rmse", "hamming", "coverage")
+METRIC_TEXTS = {
+    "top1": "top-1 {:.2f}%",
+    "map": "mAP {:.2f}%",
+    "label_accuracy": "correct labels {:.2f}%",
+    "mae": "mean absolute error {:.4g}",
+}
+"""How the most important metric of each kind of target is written."""
 
 Counts = NDArray[np.int64]
 Interval = tuple[float, float]  # lower and upper end, in percent
@@ -183,6 +203,12 @@ class Tally:
             mistakes=tuple(self.mistakes),
             score_function=self.score_function,
         )
+
+
+def headline(scalars: Mapping[str, Any]) -> tuple[str, str]:
+    """The name of the most important metric in a record, and its text, such as `top-1 91.20%`."""
+    name = next(name for name in METRIC_TEXTS if name in scalars)
+    return name, METRIC_TEXTS[name].format(scalars[name])
 
 
 def from_all_ranks(sums: Tensor, objects: list[Item], device: torch.device | str) -> tuple[Tensor, list[Item]]:

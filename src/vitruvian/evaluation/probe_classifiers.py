@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.errors import ConfigError, DataError, argument
+from vitruvian.evaluation.target_metrics import SortedScores
 
 # n images to train on, m others, F features, K classes
 
@@ -22,7 +23,7 @@ SMALLEST_STD = 1e-5
 HOLD_OUT = 0.2  # fraction of each class that is held out if a split is missing, chosen with seed 0
 
 Labels = NDArray[np.int64]
-Examples = tuple[NDArray[Any], Labels]  # features (n, F) and labels (n,)
+Examples = tuple[NDArray[Any], NDArray[Any]]  # features (n, F), and labels (n,) or targets (n, K), NaN if unknown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -84,6 +85,10 @@ def hold_out_examples(examples: Examples, *, classes: int) -> tuple[Examples, Ex
         DataError: No class has two images.
     """
     features, labels = examples
+    if labels.ndim == 2:
+        order = np.random.default_rng(0).permutation(len(labels))
+        held_out, rest = np.split(order, [max(1, round(HOLD_OUT * len(labels)))])
+        return (features[rest], labels[rest]), (features[held_out], labels[held_out])
     shuffled = shuffle_classes(labels, classes=classes, seed=0)
     chosen = [of[: min(max(1, round(HOLD_OUT * len(of))), len(of) - 1)] for of in shuffled if len(of)]
     held_out = np.sort(np.concatenate(chosen))
@@ -131,11 +136,20 @@ MOST_STEPS = 1000
 SMALLEST_GRADIENT = 1e-5  # gradient of the mean loss at which a fit has converged: accuracies no longer change
 
 
-def fit_linear(
-    features: NDArray[Any], labels: Labels, *, classes: int, l2: float, start: Tensor | None = None
-) -> LinearClassifier:
-    """Multinomial logistic regression: minimize mean cross-entropy + l2 / 2 |W|^2, without a penalty on the bias.
+def summed_loss(logits: Tensor, truth: Tensor) -> Tensor:
+    """Cross-entropy with labels (n,), or binary cross-entropy with targets (n, K) that are known."""
+    if truth.dim() == 1:
+        return F.cross_entropy(logits, truth, reduction="sum")
+    known = ~truth.isnan()
+    return F.binary_cross_entropy_with_logits(logits[known], truth[known], reduction="sum")
 
+
+def fit_linear(
+    features: NDArray[Any], labels: NDArray[Any], *, classes: int, l2: float, start: Tensor | None = None
+) -> LinearClassifier:
+    """Logistic regression: minimize mean cross-entropy + l2 / 2 |W|^2, without a penalty on the bias.
+
+    It is multinomial for labels (n,), and one regression per label for targets (n, K).
     L-BFGS in float64 from `start`, or from zero, is deterministic. Features are converted piece by piece.
     """
     starts = range(0, len(labels), LINEAR_PIECE)
@@ -153,7 +167,7 @@ def fit_linear(
         optimizer.zero_grad()
         total = 0.0
         for piece, truth in zip(pieces, truths):
-            loss = F.cross_entropy(classifier.logits(piece), truth, reduction="sum") / len(labels)
+            loss = summed_loss(classifier.logits(piece), truth) / len(labels)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         penalty = l2 / 2 * weights[:-1].square().sum()
@@ -167,19 +181,81 @@ def fit_linear(
 def choose_l2(
     train: Examples, dev: Examples, *, classes: int, candidates: Sequence[float] = L2_GRID
 ) -> tuple[float, dict[float, float]]:
-    """The regularization with the best accuracy on `dev`, the strongest of equals, and all accuracies in percent."""
+    """The regularization with the best accuracy or mAP on `dev`, the strongest of equals, and all in percent."""
     accuracies: dict[float, float] = {}
     start: Tensor | None = None
     best, worse = 0.0, 0
     for l2 in sorted(candidates, reverse=True):
         classifier = fit_linear(*train, classes=classes, l2=l2, start=start)
         start = classifier.weights
-        accuracies[l2] = 100.0 * float((classifier.predictions(dev[0]) == dev[1]).mean())
+        accuracies[l2] = score(classifier, dev)
         worse = 0 if not best or accuracies[l2] > accuracies[best] else worse + 1
         best = l2 if not worse else best
         if worse == PATIENCE:
             break
     return best, accuracies
+
+
+def score(classifier: LinearClassifier, dev: Examples) -> float:
+    """Accuracy of labels, or mean average precision of targets (n, K), in percent."""
+    features, truth = dev
+    if truth.ndim == 1:
+        return 100.0 * float((classifier.predictions(features) == truth).mean())
+    logits, weights = classifier.logits(features).numpy(), np.ones(len(truth))
+    columns = [k for k in range(truth.shape[1]) if (truth[:, k] == 1).any()]
+    precisions = [SortedScores(logits[:, k], truth[:, k]).average_precision(weights) for k in columns]
+    return float(np.mean(precisions)) if precisions else 0.0
+
+
+STRENGTHS = tuple(10.0 ** (power / 2) for power in range(-8, 5))
+"""Candidates for the regularization of ridge regression, relative to the mean variance of a feature."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Ridge:
+    """Ridge regression: predictions = features @ weight + bias, in float64."""
+
+    weight: Tensor  # (F, K)
+    bias: Tensor  # (K,)
+    strength: float
+    left_out: Tensor  # (n, K) predictions for each image by a fit without it
+
+
+def fit_ridge(features: Tensor, targets: Tensor) -> Ridge:
+    """Ridge regression in float64, with the strength that predicts images best that are left out.
+
+    In the eigenbasis of the scatter matrix, X'X = V diag(v) V', a ridge fit of any strength costs one matrix product:
+    predictions are (XV) diag(1 / (v + strength)) (XV)'Y. Leaving an image out changes its own residual by the factor
+    1 / (1 - leverage), so leave-one-out predictions follow from a single fit.
+    """
+    x, y = features.double(), targets.double()
+    x_mean, y_mean = x.mean(dim=0), y.mean(dim=0)
+    x, y = x - x_mean, y - y_mean
+    variances, axes = torch.linalg.eigh(x.T @ x)
+    projected = x @ axes  # (n, F)
+    products = projected.T @ y  # (F, K)
+    unit = float(variances.mean()) or 1.0
+
+    def leave_one_out(strength: float) -> Tensor:
+        """(n, K) predictions for each image by a fit without it."""
+        shrunk = 1 / (variances.clamp(min=0) + strength * unit)
+        leverage = (projected.square() * shrunk).sum(dim=1) + 1 / len(x)
+        return y - (y - projected @ (shrunk[:, None] * products)) / (1 - leverage).clamp(min=1e-6)[:, None]
+
+    strength = min(STRENGTHS, key=lambda strength: float((leave_one_out(strength) - y).square().mean()))
+    weight = axes @ (products / (variances.clamp(min=0) + strength * unit)[:, None])
+    bias = y_mean - x_mean @ weight
+    return Ridge(weight=weight, bias=bias, strength=strength, left_out=leave_one_out(strength) + y_mean)
+
+
+def fit_numbers(features: NDArray[Any], targets: NDArray[Any]) -> tuple[Tensor, Tensor]:
+    """Weight (F, K) and bias (K,) of ridge regressions of targets (n, K), each on the images whose value is known."""
+    x, known = torch.from_numpy(np.asarray(features)), ~np.isnan(targets)
+    if known.all():
+        ridge = fit_ridge(x, torch.from_numpy(targets))
+        return ridge.weight, ridge.bias
+    fits = [fit_ridge(x[known[:, k]], torch.from_numpy(targets[known[:, k], k : k + 1])) for k in range(known.shape[1])]
+    return torch.cat([fit.weight for fit in fits], dim=1), torch.cat([fit.bias for fit in fits])
 
 
 TEMPERATURE = 0.07

@@ -13,12 +13,14 @@ from vitruvian.data.sources import Source
 from vitruvian.evaluation.calibration import BINS
 from vitruvian.evaluation.conformal import ConformalSets
 from vitruvian.evaluation.evaluate import Evaluation
-from vitruvian.evaluation.metrics import LEVEL, MEASURE_NAMES, Counts, Interval, Measures
+from vitruvian.evaluation.metrics import LEVEL, MEASURE_NAMES, SHOWN_MISTAKES, TARGET_NAMES, Counts, Interval, Measures
 from vitruvian.evaluation.probe import ProbeReport
 from vitruvian.evaluation.probe_classifiers import SEEDS
+from vitruvian.evaluation.target_metrics import NumberMeasures, TargetMeasures
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.color import COLORS
 from vitruvian.report.html import embed_image, percent_bar, render, short_name, write_report
+from vitruvian.targets import COVERAGE, KINDS
 from vitruvian.text import printable
 
 NAMES = MEASURE_NAMES | {
@@ -195,7 +197,63 @@ def measure_sections(measures: Measures, classes: Sequence[str], source: Source 
     )
 
 
+def target_tiles(measures: TargetMeasures) -> dict[str, str]:
+    """The single numbers by display name, with their intervals."""
+    values, ends = measures.scalars(), measures.intervals()
+    shown = {name: value for name, value in values.items() if name in TARGET_NAMES}
+    tiles = {
+        TARGET_NAMES[name]: "{:.4g} ({:.4g} to {:.4g})".format(value, *ends[name]) for name, value in shown.items()
+    }
+    if isinstance(measures, NumberMeasures):
+        tiles[f"values inside their {COVERAGE:.0%} interval"] = f"{measures.covered:.1f} %"
+    return tiles | {"images": f"{measures.count:,}"}
+
+
+def target_sections(measures: TargetMeasures, source: Source | None = None) -> Markup:
+    """Metrics of each label or number, the worst predictions with their images, and charts of numbers."""
+    outputs = measures.per_output()
+    (_, counts), (_, first), *_ = outputs.items()
+    is_number = isinstance(measures, NumberMeasures)
+    order = np.lexsort((-counts, np.nan_to_num(-first if is_number else first, nan=np.inf)))
+    errors = np.nan_to_num(np.abs(measures.scores - measures.targets))
+    errors = errors / np.maximum(errors.mean(axis=0), 1e-12) if is_number else errors
+    worst = np.argsort(-errors, axis=None, kind="stable")[:SHOWN_MISTAKES]
+    mistakes = []
+    for row, column in (divmod(int(cell), len(measures.names)) for cell in worst if source is not None):
+        index, truth = int(measures.indices[row]), measures.targets[row, column]
+        said, name = measures.scores[row, column], measures.names[column]
+        text = f"{said:.4g} for {truth:.4g}" if is_number else f"{said:.1%}, labeled {'yes' if truth else 'no'}"
+        assert source is not None
+        mistakes.append({"image": thumbnail_of(source, index), "name": name, "text": text, "key": source.key(index)})
+    charts = []
+    for column, name in enumerate(measures.names[:MAX_CHARTS] if is_number else ()):
+        known = np.flatnonzero(measures.known[:, column])
+        known = known[:: -(-len(known) // MAX_DOTS)]
+        truth, said = measures.targets[known, column].tolist(), measures.scores[known, column].tolist()
+        ends = [(min(truth), min(truth)), (max(truth), max(truth))]
+        for title, points, line in (
+            (f"{name}: predicted", list(zip(truth, said)), ends),
+            (f"{name}: predicted minus true", [(t, s - t) for t, s in zip(truth, said)], [(t, 0.0) for t, _ in ends]),
+        ):
+            dots, exact = Line("images", points, scatter=True), Line("exact", line)
+            charts.append(Chart(title=title, lines=[dots, exact], x_label="true value"))
+    return render(
+        "targets.html",
+        noun=KINDS[measures.target.kind].noun,
+        headings=[">" + name for name in outputs],
+        rows=[(measures.names[k], *(format_cell(values[k]) for values in outputs.values())) for k in order],
+        mistakes=mistakes,
+        charts=charts,
+    )
+
+
+def format_cell(value: float) -> str:
+    return "–" if np.isnan(value) else f"{value:,.0f}" if value == int(value) else f"{value:.4g}"
+
+
 # K classes; rows are labels, columns predictions
+
+MAX_CHARTS, MAX_DOTS = 4, 400  # columns of numbers with charts, and dots in each
 
 MAX_MATRIX_CLASSES = 30  # up to this many classes, the confusion matrix is a table of counts; above, an image
 MAX_PAIRS = 20

@@ -20,15 +20,16 @@ from markupsafe import Markup
 
 from vitruvian.data.formats import BUILT_IN
 from vitruvian.errors import ConfigError, Interrupted, TrainingError, argument
-from vitruvian.evaluation.metrics import MEASURE_NAMES
+from vitruvian.evaluation.metrics import LOWER_IS_BETTER, MEASURE_NAMES, TARGET_NAMES
 from vitruvian.files import read_json, read_object, write_json, write_text
 from vitruvian.progress import print_status
 from vitruvian.report.html import PAGE, render
+from vitruvian.targets import KINDS
 from vitruvian.tasks import SEEDS, Metric, Task, task_of_data
 from vitruvian.text import format_duration
 from vitruvian.training.distributed import Processes, process_group
 from vitruvian.training.hyperrule import apply_hyperrule
-from vitruvian.training.initial_model import model_for, without_shape
+from vitruvian.training.initial_model import model_for, target_of, without_shape
 from vitruvian.training.journal import Listener, ProgressListener
 from vitruvian.training.loop import Diverged
 from vitruvian.training.recipe import (
@@ -59,6 +60,8 @@ SMALL_RECIPE = "finetune-small"  # default for data that is not one of the paper
 MANY_IMAGES = 100_000  # training images per trial above which we warn that there is no GPU
 SHARED = {"lr", "lrs", "validation"} | DESCRIPTION | HARMLESS
 """Settings in which two sweeps may differ and still share their trials."""
+NUMBERS = ("loss", "count", "seconds", *dict.fromkeys(name for row in KINDS.values() for name in row.metrics))
+"""The numbers of a trial's result, of which each kind of target has some."""
 UNSET = {"image_size", "epochs", "steps", "eval_batch_size", "max_train_samples"}
 """Settings for which 0 means that they are not set."""
 
@@ -83,7 +86,7 @@ class Trial:
     @property
     def measures(self) -> dict[str, float]:
         """The metrics of the last evaluation; empty before the trial is done."""
-        return Run(self.folder).result("top1", "mean_per_class", "loss", "count", "seconds")
+        return Run(self.folder).result(*NUMBERS)
 
     def to_json(self) -> dict[str, Any]:
         state, facts = self.state, {"kind": self.kind, "lr": self.lr, "seed": self.seed, "folder": self.name}
@@ -152,12 +155,20 @@ class Sweep:
         if any(trial.state not in ("done", "failed") for trial in self.dev):
             return None
         values = {trial.lr: trial.measures[self.metric] for trial in self.dev if trial.state == "done"}
-        return max(values, key=values.__getitem__) if values else None
+        best = min if self.metric in LOWER_IS_BETTER else max
+        return best(values, key=values.__getitem__) if values else None
 
     @property
     def metric(self) -> str:
         """The metric to select by: top-1 in place of ReaL, for which training has no labels."""
-        return "mean_per_class" if self.protocol.metric == "mean_per_class" else "top1"
+        return "mean_per_class" if self.protocol.metric == "mean_per_class" else self.metrics[0]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The two most important metrics of the kind of target."""
+        known = next((trial.measures for trial in self.trials if trial.state == "done"), {})
+        rows = (row.metrics for row in KINDS.values() if row.metrics[0] in known)
+        return next(rows, KINDS["single"].metrics)[:2]
 
     def values(self, metric: str | None = None) -> list[float]:
         """The metric on the test split, seed by seed."""
@@ -183,8 +194,7 @@ class Sweep:
             "chosen_lr": self.chosen_lr,
             "measured_on": self.measured_on,
             "finished": self.finished,
-            "top1": mean_and_std(self.values("top1")),
-            "mean_per_class": mean_and_std(self.values("mean_per_class")),
+            **{name: mean_and_std(self.values(name)) for name in self.metrics},
             "trials": [trial.to_json() for trial in self.trials],
             "recipe": self.protocol.recipe.to_json(),
         }
@@ -334,7 +344,8 @@ def check_protocol(protocol: Protocol, data: DataRef, processes: Processes, repo
     recipe = protocol.recipe
     check_start(recipe, NO_TRANSFORMS)
     splits = split_data(data, recipe)
-    model_for(recipe, splits.classes)
+    recipe, _ = recipe.for_target(splits.train.target)
+    model_for(recipe, splits.classes, target_of(splits.train))
     images = recipe.steps * recipe.batch_size or round(recipe.epochs * len(splits.train))
     if processes.is_main and processes.device.type == "cpu" and images > MANY_IMAGES:
         advice = f", the recipe {SMALL_RECIPE} is made for such machines" if recipe.steps else ""
@@ -428,14 +439,16 @@ def train_series(
             record()
 
 
-METRICS = {key: MEASURE_NAMES[key] for key in ("top1", "mean_per_class")}
+METRICS = MEASURE_NAMES | TARGET_NAMES
+UNITS = {"top1": "%", "mean_per_class": "%"}  # of metrics whose name does not include it
 
 
 def write_sweep(sweep: Sweep) -> None:
     """Write `sweep.json` and `report.html` into the sweep's folder, atomically."""
     write_json(sweep.folder / SWEEP_FILE, sweep.to_json())
     chosen = {"learning rate": f"{sweep.chosen_lr:g}"} if sweep.chosen_lr is not None else {}
-    tiles = {name: f"{format_mean(sweep.values(key))} %" for key, name in METRICS.items()} | chosen
+    tiles = {METRICS[k]: f"{format_mean(sweep.values(k))} {UNITS.get(k, '')}" for k in sweep.metrics} | chosen
+    headings = [f">{METRICS[name]}" for name in sweep.metrics]
     done = sum(trial.state == "done" for trial in sweep.trials)
     progress = f"{done} of {len(sweep.dev) + sweep.protocol.seeds} trials done"
     # The sweep may have replaced the recipe's learning rates.
@@ -446,7 +459,7 @@ def write_sweep(sweep: Sweep) -> None:
         subtitle=progress + ("" if sweep.finished else ", not finished yet"),
         tile_values=tiles if sweep.values() else {},
         failed=[trial.name for trial in sweep.trials if trial.state == "failed"],
-        titles=["trial", ">lr", ">seed", *(f">{name}" for name in METRICS.values()), ">cross-entropy", "time", "state"],
+        titles=["trial", ">lr", ">seed", *headings, ">loss", "time", "state"],
         dev_trials=[trial_row(sweep, trial) for trial in sweep.dev],
         test_trials=[trial_row(sweep, trial) for trial in sweep.test],
         measured_on=sweep.measured_on or "test images",
@@ -458,9 +471,9 @@ def write_sweep(sweep: Sweep) -> None:
 def trial_row(sweep: Sweep, trial: Trial) -> list[object]:
     measures, state = trial.measures, trial.state
     link = Markup('<a href="{0}/{1}">{0}</a>').format(trial.name, PAGE)
-    numbers = ["–"] * (len(METRICS) + 2)
+    numbers = ["–"] * (len(sweep.metrics) + 2)
     if measures:
-        accuracies = [f"{measures[key]:.2f} %" for key in METRICS]
+        accuracies = [f"{measures[key]:.2f} {UNITS.get(key, '')}" for key in sweep.metrics]
         numbers = [*accuracies, f"{measures['loss']:.4f}", format_duration(measures["seconds"])]
     is_chosen = trial.kind == "dev" and trial.lr == sweep.chosen_lr
     name = link if state == "done" else trial.name

@@ -27,9 +27,16 @@ from vitruvian.data.augment import Augment
 from vitruvian.data.loader import Loader
 from vitruvian.data.sources import Source
 from vitruvian.data.transform import as_transform
-from vitruvian.errors import ConfigError, UnknownNameError, argument
+from vitruvian.errors import ConfigError, DataError, UnknownNameError, argument
 from vitruvian.evaluation.features import FeatureSet
-from vitruvian.evaluation.probe_classifiers import L2_GRID, choose_l2, fit_linear, hold_out_examples
+from vitruvian.evaluation.probe_classifiers import (
+    L2_GRID,
+    choose_l2,
+    fit_linear,
+    fit_numbers,
+    fit_ridge,
+    hold_out_examples,
+)
 from vitruvian.inference import Encoder
 from vitruvian.model.build import Model, build
 from vitruvian.model.lora import add_lora
@@ -37,6 +44,7 @@ from vitruvian.model.stems import ConvStem, whitening_kernels
 from vitruvian.model.vit import ViT
 from vitruvian.progress import print_status
 from vitruvian.settings import Size
+from vitruvian.targets import KINDS, SINGLE, Target
 from vitruvian.training.distributed import Processes
 from vitruvian.training.masked import MaskedViT
 from vitruvian.training.optimizer import freeze
@@ -50,8 +58,6 @@ from vitruvian.weights.parse import LoadHints
 
 STEM_IMAGES = 2_000  # number of images to compute the whitening from; a patch has few values, and an image many patches
 HEAD_IMAGES = 20_000  # maximum number of images to fit a head to
-STRENGTHS = tuple(10.0 ** (power / 2) for power in range(-8, 5))
-"""Candidates for the regularization, relative to the mean variance of a feature."""
 SCALES = tuple(10.0 ** (power / 20) for power in range(31))
 """Candidates for the scale of the logits, which are fitted to labels of 0 and 1; above 32 the softmax is saturated."""
 
@@ -60,7 +66,7 @@ def initial_model(
     recipe: Recipe, labels: Sequence[str], source: Source, processes: Processes, report: Callable[[str], None]
 ) -> Model:
     """The model of a new run, on its device, with its stem and head initialized from the training images."""
-    model = model_for(recipe, labels).to(processes.device)
+    model = model_for(recipe, labels, target_of(source)).to(processes.device)
     if recipe.stem_init == "whitening" and not recipe.weights:
         whiten_stem(model, source)
     if recipe.head_init != "zero" and is_fresh(model):
@@ -68,12 +74,27 @@ def initial_model(
     return model
 
 
-def model_for(recipe: Recipe, labels: Sequence[str]) -> Model:
+def target_of(source: Source) -> Target:
+    """What a model learns from these images, with the mean and standard deviation of numbers."""
+    if source.targets is None:
+        return Target()
+    kind, levels = source.target, source.targets.levels
+    if KINDS[kind].score_function != "identity":
+        return Target(kind=kind)
+    known, mean, std = source.targets.statistics(np.asarray(source.labels()))
+    for name, count, deviation in zip(source.classes, known, std):
+        if not count or not deviation > 0:
+            what = "all images have the same" if count else "no image has a"
+            raise DataError(f"{what} value of {name!r}, so that it cannot be learned", where=source.name)
+    return Target(kind=kind, mean=tuple(mean.tolist()), std=tuple(std.tolist()), levels=levels)
+
+
+def model_for(recipe: Recipe, labels: Sequence[str], target: Target = SINGLE) -> Model:
     """The model of a recipe, in training mode, without anything that depends on the images."""
     is_masked = recipe.objective == "masked"
     labels = () if is_masked else labels
     if recipe.weights:
-        model = from_weights(recipe, labels)
+        model = from_weights(recipe, labels, target)
     else:
         model = build(config_of(recipe, len(labels)), seed=recipe.seed)
         half = (0.5,) * model.config.in_channels
@@ -85,8 +106,11 @@ def model_for(recipe: Recipe, labels: Sequence[str]) -> Model:
         model = MaskedViT.around(model, recipe)
     # Temperature, threshold and cascade were fitted to the weights before training.
     preprocess = model.meta.preprocess.with_changes(recipe.preprocess).with_image_size(model.config.image_size)
+    if model.meta.labels is not None and model.meta.target.mean:  # the head is kept, with the unit of its numbers
+        target = target.replace(mean=model.meta.target.mean, std=model.meta.target.std)
     meta = model.meta.for_new_head(tuple(labels) or None)
-    model.meta = meta.replace(preprocess=preprocess, score_function=recipe.score_function)
+    score = recipe.score_function if target.kind == "single" else KINDS[target.kind].score_function
+    model.meta = meta.replace(preprocess=preprocess, score_function=score, target=target)
     return prepare(model, recipe)
 
 
@@ -136,7 +160,7 @@ def change_config(config: ModelConfig, changes: Mapping[str, Any]) -> ModelConfi
     return config.replace(**changes)
 
 
-def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
+def from_weights(recipe: Recipe, labels: Sequence[str], target: Target) -> Model:
     """The model of the weights, with their own head if it has the same classes, else with a new one."""
     fixed = set(recipe.architecture).difference(CHANGEABLE)
     if fixed:
@@ -149,7 +173,9 @@ def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
             squashed = f"here all images are squashed to {'x'.join(map(str, size))}"
             print_status(f"note: {recipe.weights} keeps the aspect ratio (NaFlex); {squashed}")
         image_size = None if size == description.config.image_size else size
-        if description.meta.labels == tuple(labels):
+        before = description.meta.target
+        is_same = (before.kind, before.levels) == (target.kind, target.levels)
+        if description.meta.labels == tuple(labels) and is_same:
             return Changes(image_size=image_size)
         return Changes(image_size=image_size, num_classes=len(labels), head="new" if labels else "keep")
 
@@ -249,7 +275,12 @@ def fit_head(
         feature_set = shared_features(encoder, images, processes, label="fitting the head")
     finally:
         model.train(was_training)
-    if recipe.head_init == "probe":
+    if model.meta.score_function == "identity":
+        values, targets = feature_set.examples
+        mean, std = np.array(model.meta.target.mean), np.array(model.meta.target.std)
+        weight, bias = fit_numbers(values, (targets - mean) / std)
+        head = LinearHead(weight=weight.float(), bias=bias.float(), strength=0.0)
+    elif recipe.head_init == "probe" or source.targets is not None:
         head = fit_logistic(feature_set)
     else:
         features, labels = torch.from_numpy(feature_set.values), torch.from_numpy(feature_set.labels)
@@ -266,7 +297,7 @@ def fit_logistic(features: FeatureSet) -> LinearHead:
     If no class has two images, the regularization cannot be selected and is the strongest.
     """
     classes, l2 = len(features.classes), max(L2_GRID)
-    if np.bincount(features.labels).max() > 1:
+    if features.targets is not None or np.bincount(features.labels).max() > 1:
         l2, _ = choose_l2(*hold_out_examples(features.examples, classes=classes), classes=classes)
     probe = fit_linear(*features.examples, classes=classes, l2=l2)
     weight = probe.weights[:-1] / probe.std[:, None]  # (D, K)
@@ -274,30 +305,9 @@ def fit_logistic(features: FeatureSet) -> LinearHead:
 
 
 def fit_least_squares(features: Tensor, labels: Tensor, classes: int, *, label_smoothing: float = 0.0) -> LinearHead:
-    """Ridge regression on one-hot labels, in float64, scaled to the logits with the lowest loss.
-
-    In the eigenbasis of the scatter matrix, X'X = V diag(v) V', a ridge fit of any strength costs one matrix product:
-    predictions are (XV) diag(1 / (v + strength)) (XV)'Y. Leaving an image out changes its own residual by the factor
-    1 / (1 - leverage), so leave-one-out predictions follow from a single fit.
-    """
-    x, y = features.double(), F.one_hot(labels, classes).double()
-    x_mean, y_mean = x.mean(dim=0), y.mean(dim=0)
-    x, y = x - x_mean, y - y_mean
-    variances, axes = torch.linalg.eigh(x.T @ x)
-    projected = x @ axes  # (N, D)
-    products = projected.T @ y  # (D, K)
-    unit = float(variances.mean()) or 1.0
-
-    def leave_one_out(strength: float) -> Tensor:
-        """(N, K) predictions for each image by a fit without it."""
-        shrunk = 1 / (variances.clamp(min=0) + strength * unit)
-        leverage = (projected.square() * shrunk).sum(dim=1) + 1 / len(x)
-        return y - (y - projected @ (shrunk[:, None] * products)) / (1 - leverage).clamp(min=1e-6)[:, None]
-
-    strength = min(STRENGTHS, key=lambda strength: float((leave_one_out(strength) - y).square().mean()))
-    logits = leave_one_out(strength) + y_mean
+    """Ridge regression on one-hot labels, scaled to the logits with the lowest loss."""
+    ridge = fit_ridge(features, F.one_hot(labels, classes))
     loss = partial(F.cross_entropy, target=labels, label_smoothing=label_smoothing)
-    scale = min(SCALES, key=lambda scale: float(loss(scale * logits)))
-    weight = scale * (axes @ (products / (variances.clamp(min=0) + strength * unit)[:, None]))
-    bias = scale * y_mean - x_mean @ weight
-    return LinearHead(weight=weight.float(), bias=bias.float(), strength=strength, scale=scale)
+    scale = min(SCALES, key=lambda scale: float(loss(scale * ridge.left_out)))
+    weight, bias = (scale * ridge.weight).float(), (scale * ridge.bias).float()
+    return LinearHead(weight=weight, bias=bias, strength=ridge.strength, scale=scale)

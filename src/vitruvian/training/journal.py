@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from vitruvian.errors import MissingExtraError, TrainingError, require
+from vitruvian.evaluation.metrics import headline
 from vitruvian.files import parse_object
 from vitruvian.progress import Progress, on_terminal, print_status
 
@@ -159,7 +160,7 @@ class ProgressListener(Listener):
     def recorded(self, line: Line) -> None:
         is_training = line["split"] == "train"
         name = "train" if is_training else "validation"
-        text = f"epoch {line['epoch']:.2f}  {name} loss {line['loss']:.4f}  top-1 {line['top1']:.2f}%"
+        text = f"epoch {line['epoch']:.2f}  {name} loss {line['loss']:.4f}  {headline(line)[1]}"
         if not is_training:
             print_status(f"step {line['step']}  {text}")
         elif self._progress is not None:

@@ -26,6 +26,8 @@ from vitruvian.data.augment import mix, normalize
 from vitruvian.data.loader import Batch, Loader
 from vitruvian.data.order import generator_for, hash_words
 from vitruvian.errors import Interrupted, NotFiniteError, TrainingError
+from vitruvian.evaluation.metrics import LOWER_IS_BETTER
+from vitruvian.evaluation.target_metrics import TargetMeasures
 from vitruvian.files import write_json
 from vitruvian.model.build import Model, empty
 from vitruvian.model.lora import merge_state
@@ -41,6 +43,7 @@ from vitruvian.training.objective import (
     Distilled,
     Labels,
     Objective,
+    TargetRows,
     ValidationMetrics,
     balanced_weights,
     image_weights,
@@ -102,6 +105,8 @@ class Trainer:
         self.objective: Objective
         if isinstance(model, MaskedViT):
             self.objective = Colors(recipe, model, processes)
+        elif splits.train.targets is not None:
+            self.objective = TargetRows(recipe, model, splits.train, processes)
         elif recipe.teacher:
             self.objective = Distilled(recipe, model, splits.train, processes)
         else:
@@ -112,12 +117,12 @@ class Trainer:
             start = round(recipe.polyak_start * self.batches.total)
             self.average = Average(model, recipe.average, decay=recipe.ema_decay, start=start)
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=recipe.precision == "float16")
-        balanced = recipe.class_weights == "balanced"
+        balanced = recipe.class_weights == "balanced" and splits.train.targets is None
         self.class_weights = balanced_weights(splits.train).to(processes.device) if balanced else None
 
     # B images, K classes
     def step(self, batch: Batch, step: int) -> Tensor:
-        """Train on one batch; returns the sums of losses, correct predictions and images, (3,) on the device.
+        """Train on one batch; returns the sums of losses, of the metric and of images, (3,) on the device.
 
         Nothing is read back from the device. The caller's random state is restored afterwards.
         """
@@ -346,14 +351,15 @@ class Loop:
 
     def record_training(self) -> None:
         self.settle()
-        loss, correct, images = (sum(column) for column in zip(*self.position.pending))
+        loss, total, images = (sum(column) for column in zip(*self.position.pending))
         self.position.pending.clear()
         now = time.monotonic()
         seconds, self.line_time = now - self.line_time, now
+        objective = self.trainer.objective
         self.record(
             "train",
             loss=loss / images,
-            top1=100 * correct / images,
+            **{objective.metric: objective.unit * total / images},
             lr=self.trainer.schedule.lr_at(self.position.step - 1),
             images_per_second=round(images / max(seconds, 1e-9), 1),
         )
@@ -383,7 +389,8 @@ class Loop:
                 self.metrics = self.measure(stop)
                 self.record("val", **self.scalars)
                 self.check_loss(self.metrics.loss)
-                value = self.metrics.top1 if self.recipe.monitor == "top1" else -self.metrics.loss
+                value = self.scalars.get(self.recipe.monitor, -math.inf)
+                value = -value if self.recipe.monitor in LOWER_IS_BETTER else value
                 if position.best is not None and value <= position.best:
                     position.worse += 1
                 else:
@@ -431,8 +438,11 @@ class Loop:
         model = self.trainer.model
         left_out = MaskedViT.own_names if isinstance(model, MaskedViT) else ()
         tensors = gather({name: tensor for name, tensor in model.state_dict().items() if name not in left_out})
+        meta = model.meta
+        if isinstance(self.metrics, TargetMeasures):
+            meta = meta.replace(target=self.metrics.fit())
         if self.processes.is_main:
-            save(assemble(empty(model.config), merge_state(model, tensors), model.meta), folder)
+            save(assemble(empty(model.config), merge_state(model, tensors), meta), folder)
             if adapter is not None:
                 save_adapter(model, adapter, base=self.recipe.weights, tensors=tensors)
         self.processes.barrier()
@@ -491,7 +501,7 @@ class Loop:
             if (self.recipe.final == "best" or diverged) and position.best_step != step:
                 read_tensors(run.best(position.best_step), self.trained(), self.processes)
                 self.metrics, step = None, position.best_step
-            metrics = self.metrics or self.measure()
+            metrics = self.metrics = self.metrics or self.measure()
             self.save_model(run.folder / "model", run.folder / "adapter" if self.recipe.lora.rank else None)
         if self.processes.is_main:
             early = diverged or (f"no better evaluation in {position.worse}" if self.is_early_stop() else "")

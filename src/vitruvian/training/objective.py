@@ -8,8 +8,10 @@ after Tung and Mori 2019 (arXiv:1907.09682), which compares features of any widt
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import ChainMap
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from vitruvian.data.loader import Batch
 from vitruvian.data.sources import Source, class_sizes
 from vitruvian.errors import ConfigError, DataError
 from vitruvian.evaluation.metrics import SHOWN_MISTAKES, Measures, autocast, measure
+from vitruvian.evaluation.target_metrics import TargetMeasures, measure_targets
 from vitruvian.inference import Encoder
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
@@ -33,6 +36,7 @@ from vitruvian.weights.load import load
 
 # B images, K classes
 
+MOST_WEIGHT = 100.0  # of positive labels, with class_weights="balanced"
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -42,14 +46,14 @@ class ValidationMetrics(Protocol):
     @property
     def loss(self) -> float: ...
 
-    @property
-    def top1(self) -> float: ...
-
     def scalars(self) -> dict[str, float]: ...
 
 
 class Objective(ABC):
     """The targets, the loss and the validation metrics of a run."""
+
+    metric, unit = "top1", 100.0
+    """Name of the metric over training images, and the factor of the sums that `losses` returns."""
 
     def __init__(self, recipe: Recipe, model: Model, processes: Processes) -> None:
         """`model` is the one that is evaluated and saved; training may call it through a wrapper."""
@@ -66,7 +70,7 @@ class Objective(ABC):
 
     @abstractmethod
     def losses(self, module: nn.Module, pixels: Tensor, targets: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of each image (B,), and the number of correct predictions as a float tensor."""
+        """The loss of each image (B,), and the sum of the metric over the images as a float tensor."""
 
     @abstractmethod
     def evaluate(self, batches: Iterable[Batch], images: int, *, all_ranks: bool) -> ValidationMetrics:
@@ -116,7 +120,75 @@ LOSSES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {"cross_entropy":
 
 Targets are labels (B,), or soft targets (B, K), which are already smoothed.
 """
-CHOICES["loss"] = LOSSES
+
+
+def asl(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Asymmetric loss (Ridnik et al. 2021, arXiv:2009.14119), with its settings: easy negatives count less."""
+    negative = (outputs.sigmoid() - ASL_MARGIN).clamp(min=0)
+    losses = targets * F.logsigmoid(outputs) + (1 - targets) * negative**ASL_GAMMA * (1 - negative).log()
+    return -losses
+
+
+ASL_GAMMA, ASL_MARGIN = 4, 0.05
+
+ROW_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "bce": partial(F.binary_cross_entropy_with_logits, reduction="none"),
+    "asl": asl,
+    "huber": partial(F.huber_loss, reduction="none"),
+    "l1": partial(F.l1_loss, reduction="none"),
+    "l2": partial(F.mse_loss, reduction="none"),
+}
+"""The loss of each label or number (B, K), from outputs and targets (B, K); numbers are standardized."""
+CHOICES["loss"] = ChainMap(LOSSES, ROW_LOSSES)
+
+
+class TargetRows(Labels):
+    """Several labels or numbers per image. Unknown ones count neither in the loss nor in metrics."""
+
+    def __init__(self, recipe: Recipe, model: Model, source: Source, processes: Processes) -> None:
+        super().__init__(recipe, model, processes)
+        assert source.targets is not None
+        self.table, self.target = source.targets, model.meta.target
+        self.is_labels = model.meta.score_function == "sigmoid"
+        self.metric, self.unit = ("label_accuracy", 100.0) if self.is_labels else ("mae", 1.0)
+        self.mean, self.std = (torch.tensor(v, device=self.device) for v in (self.target.mean, self.target.std))
+        self.positive: Tensor | None = None  # (K,) weights of positive labels
+        if recipe.class_weights == "balanced":
+            _, share, _ = self.table.statistics(np.asarray(source.labels()))
+            weights = np.clip((1 - share) / np.maximum(share, 1e-9), 1 / MOST_WEIGHT, MOST_WEIGHT)
+            self.positive = torch.from_numpy(weights).float().to(self.device)
+
+    def rows(self, labels: Tensor) -> Tensor:
+        rows = self.table.rows(labels.numpy())
+        if not self.is_labels:
+            rows = (rows - np.array(self.target.mean)) / np.array(self.target.std)
+        return torch.from_numpy(rows).float()
+
+    def targets(self, batch: Batch, step: int) -> Tensor:
+        return self.rows(batch.labels)
+
+    def row_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each image (B,), summed over its known labels or numbers."""
+        filled = targets.nan_to_num()
+        losses = ROW_LOSSES[self.recipe.loss](outputs.float(), filled)
+        if self.positive is not None:
+            losses = losses * (1 + filled * (self.positive - 1))
+        return losses.where(targets.isfinite(), 0.0).sum(dim=1)
+
+    def losses(self, module: nn.Module, pixels: Tensor, targets: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+        with autocast(self.device, self.dtype):
+            outputs = module(pixels)
+        known, found = targets.isfinite(), outputs.detach().float()
+        right = (found > 0) == (targets > 0.5) if self.is_labels else (found - targets).abs() * self.std
+        mean = right.float().where(known, 0.0).sum(dim=1) / known.sum(dim=1).clamp(min=1)
+        return self.row_losses(outputs, targets), mean.sum()
+
+    def evaluate(self, batches: Iterable[Batch], images: int, *, all_ranks: bool) -> TargetMeasures:  # type: ignore[override]
+        def losses(outputs: Tensor, labels: Tensor) -> Tensor:
+            return self.row_losses(outputs, self.rows(labels).to(self.device))
+
+        options: dict[str, Any] = {"device": self.device, "dtype": self.dtype, "all_ranks": all_ranks}
+        return measure_targets(self.model, batches, self.table, self.target, losses, **options)
 
 
 def shares(targets: Tensor, logits: Tensor, label_smoothing: float = 0.0) -> Tensor:

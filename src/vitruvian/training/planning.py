@@ -28,7 +28,7 @@ from vitruvian.data.loader import Batch
 from vitruvian.errors import ConfigError, DataError, UnknownNameError, argument
 from vitruvian.text import format_bytes, format_duration
 from vitruvian.training.distributed import process_group
-from vitruvian.training.initial_model import config_of, model_for
+from vitruvian.training.initial_model import config_of, model_for, target_of
 from vitruvian.training.loop import Trainer
 from vitruvian.training.optimizer import OPTIMIZERS
 from vitruvian.training.recipe import Recipe
@@ -81,10 +81,12 @@ def plan(data: object, recipe: Recipe, *, seconds: float = 10.0) -> TrainingPlan
     """
     with process_group(recipe.device) as processes:
         splits = split_data(data, recipe)
+        recipe, notes = recipe.for_target(splits.train.target)
+        splits.notes.extend(notes)
         recipe = recipe.replace(batch_size=fit_batch_size(recipe, len(splits.train), processes.world_size))
         # With teacher_input='fixed' the teacher would first process all images.
         measured = recipe.replace(teacher="") if recipe.teacher_input == "fixed" else recipe
-        trainer = Trainer(measured, splits, processes, model_for(measured, splits.classes))
+        trainer = Trainer(measured, splits, processes, model_for(measured, splits.classes, target_of(splits.train)))
         batches, starting, config = trainer.batches, trainer.model, trainer.model.config
         with closing(batches):
             steps, step_seconds, step_bytes = measure_steps(trainer, batches.from_step(0), seconds=seconds)

@@ -33,6 +33,7 @@ from vitruvian.settings import (
     field_types,
     validate_field,
 )
+from vitruvian.targets import KINDS, parse_target
 
 Steps = Annotated[int, Range(0, 10**12)]
 Lr = Annotated[float, Range(1e-12, 1e6)]
@@ -159,6 +160,9 @@ class Recipe(Settings):
     gsam_alpha: Annotated[float, Range(0.0, 1e3)] = 0.0
     """With `sam_rho`: GSAM's weight of the gradient's part that reduces sharpness alone; 0: SAM."""
 
+    target: str = "auto"
+    """What to predict: `single`, `multi`, `number` or `ordinal`, perhaps with columns of a manifest, such as
+    `number:age,weight`; `auto`: what the data states."""
     objective: Literal["labels", "masked"] = "labels"
     """`labels`: classification. `masked`: predict the colors of masked patches, which needs no labels and gives a
     model without a head for further training."""
@@ -168,7 +172,8 @@ class Recipe(Settings):
     mask_ratio: Annotated[float, Range(0.01, 0.99)] = 0.5
     """With `objective="masked"`: the fraction of the patches that is corrupted."""
     loss: str = "cross_entropy"
-    """A key of LOSSES. `bce`: binary cross-entropy, summed over the classes."""
+    """A key of LOSSES or ROW_LOSSES. `bce`: binary cross-entropy, summed over the classes; `asl`: asymmetric, for
+    several labels; `huber`, `l1`, `l2`: for numbers, which are standardized."""
     label_smoothing: Share = 0.0
     """Label smoothing: the fraction of each label that is spread over all classes."""
     teacher: str = ""
@@ -184,7 +189,8 @@ class Recipe(Settings):
     """`same`: the teacher gets the student's augmented images in each step. `fixed`: it gets each image once, without
     augmentation, and its features are stored on disk."""
     class_weights: Literal["none", "balanced"] = "none"
-    """`balanced`: weight images inversely to the size of their class."""
+    """`balanced`: weight images inversely to the size of their class, or the positive labels of several by the ratio of
+    images without and with them."""
     sampling: Sampling = "uniform"
     """`balanced`: sample every class equally often."""
     augment: Augment = field(default_factory=Augment)
@@ -236,8 +242,9 @@ class Recipe(Settings):
     that `class_range` leaves out. Empty: none."""
     fewshot_shots: Annotated[int, Range(1, 10_000)] = 5
     """Training images per class of the few-shot accuracy."""
-    monitor: Literal["top1", "loss"] = "top1"
-    """Metric that decides which evaluation is the best."""
+    monitor: Literal["top1", "loss", "map", "f1", "mae", "r2"] = "top1"
+    """Metric that decides which evaluation is the best; in place of `top1`, `map` for several labels and `mae` for
+    numbers."""
     patience: Steps = 0
     """Early stopping: evaluations without improvement after which the run ends; 0: never."""
     final: Literal["last", "best"] = "last"
@@ -276,8 +283,7 @@ class Recipe(Settings):
                 f"a recipe needs either epochs or steps, not {argument('epochs', self.epochs, 'g')} "
                 f"and {argument('steps', self.steps)}"
             )
-        if self.head_init != "zero" and self.loss != "cross_entropy":
-            raise ConfigError(f"head_init={self.head_init!r} needs loss='cross_entropy', not {self.loss!r}")
+        parse_target(self.target)
         if self.validation == "test" and (self.patience or self.final == "best"):
             raise ConfigError("patience and final='best' would select on the test split (validation='test')")
         if self.fold != (0, 0) and not (1 <= self.fold[0] <= self.fold[1] and self.fold[1] >= 2):
@@ -314,6 +320,38 @@ class Recipe(Settings):
             raise ConfigError(f"gsam_alpha={self.gsam_alpha:g} needs sam_rho")
         if [share for share, _ in self.resolutions] != sorted({share for share, _ in self.resolutions}):
             raise ConfigError(f"resolutions={self.resolutions} are not in increasing order")
+
+    def for_target(self, kind: str) -> tuple[Recipe, list[str]]:
+        """The recipe with a loss and a metric for this kind of target, and a note on what that changes.
+
+        Raises:
+            ConfigError: A setting does not suit the target.
+        """
+        row, single = KINDS[kind], KINDS["single"]
+        if self.objective == "masked":
+            return self, []
+        if kind == "single":
+            if self.head_init != "zero" and self.loss != "cross_entropy":
+                raise ConfigError(f"head_init={self.head_init!r} needs loss='cross_entropy', not {self.loss!r}")
+            return self, []
+        unsuitable = {
+            f"loss={self.loss!r}": self.loss not in (*row.losses, single.losses[0]),
+            f"teacher={self.teacher!r}": bool(self.teacher),
+            f"class_weights={self.class_weights!r}": self.class_weights != "none" and kind != "multi",
+            f"monitor={self.monitor!r}": self.monitor not in (*row.metrics, "loss", single.metrics[0]),
+        }
+        for setting, is_unsuitable in unsuitable.items():
+            if is_unsuitable:
+                hint = f"losses are {', '.join(row.losses)}; metrics {', '.join(row.metrics)}"
+                raise ConfigError(f"{setting} cannot be used with {row.title}", hint=hint)
+        changes: dict[str, Any] = {"label_smoothing": 0.0}
+        if self.loss not in row.losses:
+            changes["loss"] = row.losses[0]
+        if self.monitor == single.metrics[0]:
+            changes["monitor"] = row.metrics[0]
+        changes = {key: value for key, value in changes.items() if value != getattr(self, key)}
+        text = ", ".join(f"{key}={value}" for key, value in changes.items())
+        return self.replace(**changes), [f"{text}, because the data has {row.title}"] if text else []
 
     @property
     def score_function(self) -> ScoreFunction:

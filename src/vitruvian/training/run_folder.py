@@ -29,7 +29,7 @@ from vitruvian.cache import Lock
 from vitruvian.catalog import title_of
 from vitruvian.data.formats import BUILT_IN
 from vitruvian.errors import TrainingError, argument
-from vitruvian.evaluation.metrics import wilson
+from vitruvian.evaluation.metrics import headline, wilson
 from vitruvian.files import digest, is_unfinished, read_object, write_json, write_text
 from vitruvian.machine import processor_name
 from vitruvian.model.build import Model
@@ -107,7 +107,9 @@ class Run:
 
     def result(self, *keys: str) -> dict[str, float]:
         """The main metrics of the saved model; empty until the run is complete."""
-        return {key: self.evaluation[key] for key in keys} if self.state == "done" else {}
+        if self.state != "done":
+            return {}
+        return {key: value for key, value in self.evaluation.items() if key in keys}
 
     @property
     def diverged(self) -> str:
@@ -173,6 +175,11 @@ class Run:
 
 def describe_result(evaluation: Line, validation: str) -> str:
     """The accuracy with its interval and what it was measured on."""
+    name, text = headline(evaluation)
+    if name != "top1":
+        ends = (evaluation.get(f"{name}_low"), evaluation.get(f"{name}_high"))
+        interval = "" if None in ends else " (95% confidence interval {:.4g} to {:.4g})".format(*ends)
+        return f"{text}{interval} on {evaluation['count']} images ({validation})"
     low, high = wilson(evaluation["top1"] / 100 * evaluation["count"], evaluation["count"])
     interval = f"95% confidence interval {low:.1f} to {high:.1f}%"
     what = f"{evaluation['patches']} masked patches in " if "patches" in evaluation else ""

@@ -17,11 +17,13 @@ from vitruvian.data.doctor.checks import small_classes, unbalanced_classes
 from vitruvian.data.doctor.findings import Finding
 from vitruvian.data.sources import Source, class_sizes
 from vitruvian.evaluation.metrics import Measures
-from vitruvian.evaluation.report import measure_sections, measure_tiles
+from vitruvian.evaluation.report import measure_sections, measure_tiles, target_sections, target_tiles
+from vitruvian.evaluation.target_metrics import TargetMeasures
 from vitruvian.files import write_text
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.color import HELD_OUT, OTHER, TRAINING
 from vitruvian.report.html import PAGE, TINY_SIDE, embed_image, render
+from vitruvian.targets import KINDS
 from vitruvian.text import format_duration, plural
 from vitruvian.training import journal
 from vitruvian.training.initial_model import scale_size
@@ -47,7 +49,8 @@ def write_report(
     lines, facts, recipe = run.metrics(), run.facts, run.recipe
     model = Description.from_json(facts.get("model"), f"{run.folder}/run.json")
     name = title_of(model.config) + (f" fine-tuned from {Path(recipe.weights).name}" if recipe.weights else "")
-    progress = f"{len(train):,} training images of {len(train.classes):,} classes"
+    noun = KINDS[train.target].noun
+    progress = f"{len(train):,} training images of {plural(len(train.classes), noun)}"
     if lines:
         epochs = lines[-1]["epoch"]
         progress += f", {plural(lines[-1]['step'], 'step')}, {epochs:.4g} epoch{'' if epochs == 1 else 's'}"
@@ -71,13 +74,22 @@ def write_report(
         tiles = measure_tiles(measures)
         tiles["validation images"] = tiles.pop("images")
         sections = measure_sections(measures, train.classes, held_out)
+    elif isinstance(measures, TargetMeasures):
+        tiles = target_tiles(measures)
+        tiles["validation images"] = tiles.pop("images")
+        sections = target_sections(measures, held_out)
     if lines and "seconds" in lines[-1]:
         tiles["training time"] = format_duration(lines[-1]["seconds"])
     findings: list[Finding] = []
-    for check in () if train.remote else (small_classes, unbalanced_classes):  # remote labels are not read for that
-        findings += check(class_sizes(train.labels(), len(train.classes)), train.classes, "train")
-    sizes = {"evaluated at": model.config.image_size, "trained at": scale_size(model.config, recipe.train_scale)}
-    pixels = {name: f"{rows} x {columns} pixels" for name, (rows, columns) in sizes.items()}
+    if not train.remote and noun != "number":  # remote labels are not read for that
+        if train.targets is None:
+            sizes = class_sizes(train.labels(), len(train.classes))
+        else:
+            sizes = np.rint(np.prod(train.targets.statistics(np.asarray(train.labels()))[:2], axis=0)).astype(np.int64)
+        for check in (small_classes, unbalanced_classes):
+            findings += check(sizes, train.classes, "train")
+    resolutions = {"evaluated at": model.config.image_size, "trained at": scale_size(model.config, recipe.train_scale)}
+    pixels = {name: f"{rows} x {columns} pixels" for name, (rows, columns) in resolutions.items()}
     shown = {"model": name} | ({"command": recipe.command} if recipe.command else {}) | pixels
     page = render(
         "training.html",
@@ -103,6 +115,9 @@ def write_report(
 CHARTS = {  # recorded numbers that are drawn, and their titles
     "loss": "Loss",
     "top1": "Top-1 accuracy, %",
+    "map": "mAP, %",
+    "label_accuracy": "Correct labels, %",
+    "mae": "Mean absolute error",
     "fewshot": "Few-shot accuracy, %",
     "lr": "Learning rate",
     "images_per_second": "Images per second",
@@ -124,7 +139,12 @@ def curves(lines: Sequence[journal.Line]) -> Iterator[Chart]:
             if values:
                 drawn.append(Line(name, sorted(values.items()), color=color))
         if drawn:
-            yield Chart(title=title, lines=drawn, x_label="step", y_from=None if key in ("top1", "fewshot") else 0.0)
+            yield Chart(
+                title=title,
+                lines=drawn,
+                x_label="step",
+                y_from=None if key in ("top1", "map", "label_accuracy", "fewshot") else 0.0,
+            )
 
 
 # N patches of P x P pixels, C channels

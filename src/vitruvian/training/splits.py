@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -29,6 +29,7 @@ from vitruvian.evaluation.probe_classifiers import possible_shots
 from vitruvian.inference import Encoder
 from vitruvian.progress import no_tracking, track
 from vitruvian.settings import Size
+from vitruvian.targets import KINDS
 from vitruvian.training.distributed import Processes
 from vitruvian.training.recipe import OTHER_CLASSES, Recipe
 from vitruvian.training.run_folder import absolute_data
@@ -44,6 +45,7 @@ class DataRef:
 
     def __init__(self, data: object) -> None:
         self.data = data
+        self._opened: dict[str, Dataset] = {}
         is_name = isinstance(data, str | Path)
         self.name = absolute_data(str(data)) if is_name else ""
         """Name or absolute path for run.json; empty for an object."""
@@ -53,9 +55,15 @@ class DataRef:
     def of(cls, data: object) -> DataRef:
         return data if isinstance(data, cls) else cls(data)
 
-    @cached_property
+    @property
     def dataset(self) -> Dataset:
-        return open_dataset(self.data)
+        return self.open("auto")
+
+    def open(self, target: str) -> Dataset:
+        """The data with this target, as in `Recipe.target`."""
+        if target not in self._opened:
+            self._opened[target] = open_dataset(self.data, target=target, accepts=KINDS)
+        return self._opened[target]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +116,7 @@ def split_data(data: object, recipe: Recipe) -> Splits:
     Validates on the split `val`, else on `test`, else on a fraction of each class that is held out. A run that selects
     its weights by validation never does so on `test`.
     """
-    dataset = DataRef.of(data).dataset
+    dataset = DataRef.of(data).open(recipe.target)
     allowed = ("val",) if recipe.patience > 0 or recipe.final == "best" else ("val", "test")
     name = next((name for name in allowed if name in dataset.splits), "")
     if recipe.validation != "auto":
@@ -136,7 +144,7 @@ def split_data(data: object, recipe: Recipe) -> Splits:
     if fewshot:  # raises if a class has too few images
         possible_shots(np.asarray(fewshot[0].labels(), np.int64), fewshot[0].classes, [recipe.fewshot_shots])
     # The labels of remote data would have to be downloaded.
-    if recipe.objective == "labels" and not (train.remote or validation.remote):
+    if recipe.objective == "labels" and train.targets is None and not (train.remote or validation.remote):
         missing = sorted(labels_in(validation) - labels_in(train))
         names = ", ".join(repr(train.classes[label]) for label in missing[:MAX_NAMES])
         names += ", ..." if len(missing) > MAX_NAMES else ""

@@ -126,6 +126,8 @@ def train(
     with process_group(chosen.device) as processes, ExitStack() as stack:
         if auto_resume and processes.on_main(lambda: (Path(str(out)).expanduser() / RUN_FILE).is_file()):
             run = Run.open(str(out))
+            target = (run.facts.get("model") or {}).get("target") or {}
+            chosen, _ = chosen.for_target(target.get("kind", "single"))
             check_recipe(run, chosen, run.folder, f"use the same settings, or choose another {argument('out')}")
             harmless = [] if run.finished else [change for change in settings if changed_keys([change]) <= HARMLESS]
             return resume(
@@ -141,6 +143,8 @@ def train(
         processes.check_same(shared_settings(chosen))
         chosen, worker_notes = fit_workers(chosen)
         splits = split_data(ref, chosen)
+        chosen, target_notes = chosen.for_target(splits.train.target)
+        splits.notes.extend(target_notes)
         images = len(splits.train)
         batch_size = fit_batch_size(chosen, images, processes.world_size)
         if batch_size != chosen.batch_size:
@@ -326,7 +330,7 @@ def choose_recipe(
         ref, recipe = DataRef.of(data), "scratch" if model else "photos"
         if not weights and ref.name == "digits":
             recipe = "digits"
-        elif not weights and ref.dataset.name.lower().startswith("cifar"):
+        elif not weights and ref.open(target_in(settings)).name.lower().startswith("cifar"):
             recipe = "cifar10"
         if recipe == "photos" and not weights:
             weights = hub.default_source("weights")
@@ -339,8 +343,14 @@ def choose_recipe(
     if chosen.bit_hyperrule:
         if data is None:
             raise ConfigError("the length of this recipe follows the number of images; give DATA")
-        chosen = apply_hyperrule(change_recipe(chosen, settings), DataRef.of(data).dataset.train)
+        chosen = apply_hyperrule(change_recipe(chosen, settings), DataRef.of(data).open(target_in(settings)).train)
     return change_recipe(chosen, settings)
+
+
+def target_in(settings: Sequence[str]) -> str:
+    """The target that changes to a recipe set."""
+    changes = [change for change in settings if changed_keys([change]) == {"target"}]
+    return change_recipe(Recipe(steps=1), changes).target
 
 
 def architecture_for(recipe: Recipe, model: str) -> dict[str, Any]:
