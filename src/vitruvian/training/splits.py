@@ -223,6 +223,7 @@ def continue_from(recipe: Recipe, data: str, keys: Container[str]) -> tuple[Reci
     if folder is None or not isinstance(before, dict):
         return recipe, []
     stored = {key: before[key] for key in HOLD_OUT_SETTINGS if key in before and key not in keys}
+    stored = {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
     changes = {key: value for key, value in stored.items() if value != getattr(recipe, key)}
     if before.get("seed") == recipe.seed and "seed" not in keys:
         changes["seed"] = recipe.seed + 1
@@ -239,7 +240,9 @@ def leakage_notes(data: str, recipe: Recipe, splits: Splits) -> list[str]:
     images = len(splits.train) + len(splits.validation)
 
     def choice(settings: Any) -> str:
-        values = {key: settings[key] for key in HOLD_OUT_SETTINGS if settings.get(key) not in (None, "", [0, 0])}
+        values = {
+            key: settings[key] for key in HOLD_OUT_SETTINGS if settings.get(key) not in (None, "", [0, 0], (0, 0))
+        }
         return ", ".join(f"{key}={value}" for key, value in values.items())
 
     notes = []
