@@ -510,7 +510,8 @@ class Loop:
             except Exception as error:  # the model is still good
                 again = f"`vit train --resume {run.folder}` tries again"
                 notify(self.listeners, f"the report could not be written: {describe_error(error)}; {again}")
-            run.seal(self.line("val", step) | self.scalars, diverged)
+            ends = metrics.headline_interval() if isinstance(metrics, TargetMeasures) else {}
+            run.seal(self.line("val", step) | self.scalars | ends, diverged)
             is_elsewhere = position.best_step != position.step or bool(self.recipe.lora.rank)
             run.remove_old(self.recipe, keep_best=self.recipe.final == "best" and is_elsewhere)
         self.processes.barrier()
