@@ -68,7 +68,7 @@ OPTIONS = {
     "finetune": "--from --model -m --out --recipe --task --quick --lrs --seeds --steps --image-size --freeze "
     "--val-fraction --group-by --patience --precision --device --epochs --lr --batch-size --seed --workers --set "
     "--data-root --json",
-    "probe": "--model -m --vectors --only --shots --neighbors --group-by --json --out "
+    "probe": "--model -m --vectors --only --shots --neighbors --group-by --json --save --out "
     "--batch-size --num-heads --image-size --device --engine",
     "evaluate": "--model -m --split --real --wordnet-ids --mappings --calibrated --template --flip --seed --json "
     "--by --coverage --out --batch-size --num-heads --image-size --device --engine --tome-r",

@@ -198,3 +198,11 @@ def test_the_last_of_several_shards_verifies_and_merges_all_parts(vit, weights, 
     code, out, _ = vit(*job, "--merge", merged, "--shard", "1/2", "--json")
     assert (code, json.loads(out)["images"], json.loads(out)["parts"]) == (0, 2, 2)
     assert [row["key"] for row in csv.DictReader(merged.read_text().splitlines())] == ["a.png", "b.jpg"]
+
+
+@pytest.mark.parametrize("name", ["all.txt", "all.xlsx", "all.json"])
+def test_a_file_that_is_no_table_is_refused(vit, weights, photos, tmp_path, name):
+    ran = vit("predict", photos, "--model", weights, "--out", tmp_path / name)
+    assert ran.code == 2
+    assert "is not .csv, .jsonl or .parquet, nor a folder" in " ".join(ran.err.split())
+    assert not (tmp_path / name).exists()

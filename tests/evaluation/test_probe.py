@@ -200,3 +200,13 @@ def test_shots_that_unreadable_images_take_away_are_noted(tmp_path):
     report = probe(data, tiny_model(), only=["fewshot"])
     assert [result.setting for result in report.results] == ["1-shot"]
     assert report.notes[-1] == "no few-shot accuracy for 5, 10, 25 shots: class 'red' has 2 training images"
+
+
+def test_the_linear_probe_can_be_saved_as_a_model(weights, tmp_path):
+    colors, out = make_colors(tmp_path / "colors", {"train": 12, "test": 8}), tmp_path / "probed"
+    words = [colors, "--model", weights, "--only", "linear", "--json", "--save", out]
+    probed = json.loads(vit_probe(*words).stdout)
+    saved = vitruvian.evaluate(colors, out)
+    assert saved.classifier.labels == open_dataset(colors).classes
+    assert saved.measures.top1 == pytest.approx(probed["results"][0]["top1"])
+    assert "exists" in vit_probe(*words).stderr

@@ -124,6 +124,9 @@ def test_the_peak_of_a_backward_pass_is_what_it_keeps():
 def test_a_slow_step_is_measured_on_part_of_its_batch_without_multiplying_what_the_optimizer_takes(monkeypatch):
     monkeypatch.setattr(planning, "time_step", lambda trainer, batch: 2.0 + 0.05 * len(batch))
     assert planned().step_seconds == pytest.approx(2.0 + 0.05 * 32, abs=0.5)  # beside the wait for a batch
+    slow_at_last = iter((0.1, 0.1, 4.0, 4.0, *[4.0] * 20))  # a busy machine: an image costs at most its part of a step
+    monkeypatch.setattr(planning, "time_step", lambda trainer, batch: next(slow_at_last))
+    assert planned().step_seconds <= 4.0 * 32 / 4 + 0.5
     monkeypatch.setattr(planning, "time_step", lambda trainer, batch: 3.0 * len(batch))
     assert planned().step_seconds == pytest.approx(3.0 * 32, abs=0.5)
 

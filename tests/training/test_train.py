@@ -424,3 +424,15 @@ def test_fine_tuning_resets_everything_that_was_fitted_to_the_old_weights(tmp_pa
     meta = run.model().meta
     assert (meta.cascade, meta.temperature, meta.threshold, meta.score_function) == (None, 1.0, 0.0, "softmax")
     assert meta.labels == tuple("0123456789")
+
+
+def test_a_run_from_a_run_does_not_enlarge_the_images_again(tmp_path):
+    data = folder_of(tmp_path / "images", cat=4, dog=4)
+    small = {"steps": 1, "batch_size": 2, "workers": 0, "enlarge": 2.0}
+    shape = {"architecture.depth": 1, "architecture.image_size": (32, 32)}
+    first = train(data, model="ViT-Ti/16", recipe=read_recipe("scratch"), out=tmp_path / "a", settings=small | shape)
+    recipe = read_recipe("scratch").replace(enlarge=2.0)
+    del small["enlarge"]
+    second = train(data, weights=first.folder, recipe=recipe, out=tmp_path / "b", settings=small)
+    assert first.model().config.image_size == second.model().config.image_size == (64, 64)
+    assert any("enlarge=1.0, because" in note for note in second.facts["notes"])

@@ -41,6 +41,7 @@ BY = option("COLUMN", "Accuracy per value of this column of the manifest, or of 
 COVERAGE = option("SHARE", "Fit prediction sets that contain the label this often, such as 0.95.")
 SHOWN_SLICES = 20
 SHOWN_DIFFERENCES = 10  # classes and images to list on the terminal
+SAVE = option("MODEL", "Save the linear probe as a model, a new directory for --model.", "--save")
 SHOTS = option("N,N,...", "Images per class of the few-shot probe [default: 1,5,10,25].")
 
 
@@ -197,6 +198,7 @@ def probe(
     neighbors: Annotated[int | None, option("N", "Number of neighbors that vote [default: chosen].", min=1)] = None,
     group_by: GroupBy = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the table.")] = False,
+    save_to: Annotated[Path | None, SAVE] = None,
     out: ReportFolder = None,
     batch_size: Batch = DEFAULT_BATCH_SIZE,
 ) -> None:
@@ -204,6 +206,10 @@ def probe(
 
     Features are computed once and stored in the cache directory ($VITRUVIAN_CACHE); probing again takes seconds.
     """
+    if save_to is not None and vectors is not None:
+        raise typer.BadParameter("--save needs DATA and --model: vectors have no model")
+    if save_to is not None and save_to.exists():
+        raise typer.BadParameter(f"{save_to} exists", param_hint="--save")
     if vectors is None and (data is None or model is None):
         raise typer.BadParameter("give DATA and --model, or --vectors")
     if vectors is not None and (data is not None or model is not None):
@@ -238,3 +244,9 @@ def probe(
         print_status(f"skipped {plural(len(report.unreadable), 'unreadable image')}")
     if out is not None:
         print_status(f"wrote {write_probe(report, out)}")
+    if save_to is not None:
+        from vitruvian.training.initial_model import probe_model
+        from vitruvian.weights.save import save
+
+        save(probe_model(data, encoder, group_by=group_by or "", batch_size=batch_size), save_to)
+        print_status(f"wrote the linear probe to {save_to} (vit predict IMAGES --model {save_to})")

@@ -41,6 +41,7 @@ MERGE = option(
     "FILE", "Also write all parts as one .csv, .jsonl or .parquet file.", "--merge", panel=BULK, dir_okay=False
 )
 EXACT = typer.Option("--exact/--index", help="Compare all vectors, or use an index [default: by size].")
+OTHER_TABLES = (".txt", ".tsv", ".xlsx", ".xls", ".json", ".html")  # files that people expect --out to write
 
 
 @expand_options
@@ -72,6 +73,8 @@ def predict(
     if out is None and (bulk.shard is not None or bulk.on or bulk.split is not None or merged is not None):
         raise typer.BadParameter("--shard, --on, --split and --merge need a folder as --out")
     check_merged(merged)
+    if out is not None and Path(out).suffix.lower() in OTHER_TABLES and not Path(out).is_dir():
+        raise typer.BadParameter(f"{out} is not .csv, .jsonl or .parquet, nor a folder", param_hint="--out")
     if table and as_json:
         raise typer.BadParameter("--out writes a file, --json prints: give one of the two")
     if out is not None and sort_into is not None:
@@ -122,7 +125,7 @@ def predict(
                     continue
             print_result(result, as_json)
     if table is not None:
-        print(f"wrote predictions for {plural(len(images), 'image')} to {table}")
+        print(f"wrote predictions for {plural(len(images) - failed, 'image')} to {table}")
     if sort_into is not None:
         print(f"copied {plural(len(images) - failed, 'image')} into class folders in {sort_into}")
     if failed:

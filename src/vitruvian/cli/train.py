@@ -29,7 +29,7 @@ from vitruvian.cli.options import (
     parse_numbers,
     split_names,
 )
-from vitruvian.progress import print_status, prints_results
+from vitruvian.progress import print_notes, print_status, prints_results
 from vitruvian.tasks import DATA_VARIABLE, SEEDS, Task, all_tasks, get_task, vtab_tasks
 from vitruvian.text import format_duration, table
 
@@ -123,12 +123,16 @@ def train(
     if plan:
         from vitruvian.training.planning import plan as make_plan
         from vitruvian.training.planning import plan_lines
-        from vitruvian.training.splits import DataRef
+        from vitruvian.training.recipe import changed_keys
+        from vitruvian.training.splits import DataRef, continue_from
         from vitruvian.training.train import choose_recipe
 
         opened = DataRef(data)
         chosen = choose_recipe(opened, **start)
-        print("\n".join(plan_lines(make_plan(opened, chosen))))
+        chosen, notes = continue_from(chosen, opened.name, changed_keys(changes))
+        estimate = make_plan(opened, chosen)
+        print("\n".join(plan_lines(estimate)))
+        print_notes([*estimate.splits.notes, *notes])
         return
     if resume is not None:
         run = training.resume(resume, settings=changes)

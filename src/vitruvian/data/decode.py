@@ -219,6 +219,8 @@ def problem_of(error: Exception) -> Problem:
 
 def read_image(file: BinaryIO, max_pixels: int, max_cost: float = math.inf) -> Image.Image:
     """Decode an open file to upright RGB."""
+    if not hasattr(file, "seekable"):
+        raise ImageError(f"a {type(file).__name__} is not an image, a path, bytes, an open file or a NumPy array")
     if not file.seekable():
         data = file.read(MAX_STREAM_BYTES + 1)
         if len(data) > MAX_STREAM_BYTES:

@@ -22,13 +22,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.catalog import resolve
-from vitruvian.config import CHANGEABLE, ROOT_CHANNELS, ModelConfig, ModelMeta, Preprocess, ViTConfig
+from vitruvian.config import (
+    CHANGEABLE,
+    DEFAULT_BATCH_SIZE,
+    ROOT_CHANNELS,
+    ModelConfig,
+    ModelMeta,
+    Preprocess,
+    ViTConfig,
+)
 from vitruvian.data.augment import Augment
+from vitruvian.data.formats import open_dataset
 from vitruvian.data.loader import Loader
-from vitruvian.data.sources import Source
+from vitruvian.data.sources import Concat, Source
 from vitruvian.data.transform import as_transform
 from vitruvian.errors import ConfigError, DataError, UnknownNameError, argument
-from vitruvian.evaluation.features import FeatureSet
+from vitruvian.evaluation.features import FeatureSet, compute_features, open_store
+from vitruvian.evaluation.probe import probe_sources
 from vitruvian.evaluation.probe_classifiers import (
     L2_GRID,
     choose_l2,
@@ -302,6 +312,25 @@ def fit_logistic(features: FeatureSet) -> LinearHead:
     probe = fit_linear(*features.examples, classes=classes, l2=l2)
     weight = probe.weights[:-1] / probe.std[:, None]  # (D, K)
     return LinearHead(weight=weight.float(), bias=(probe.weights[-1] - probe.mean @ weight).float(), strength=l2)
+
+
+def probe_model(data: object, encoder: Encoder, *, group_by: str = "", batch_size: int = DEFAULT_BATCH_SIZE) -> Model:
+    """The encoder's model with the linear probe of `vit probe` as its head, fitted to all but the test images."""
+    sources, test_is = probe_sources(open_dataset(data), group_by)
+    train, _, *dev = sources
+    source = Concat([train, *dev], name=train.name) if dev else train
+    features = compute_features(encoder, source, open_store(encoder), batch_size=batch_size)
+    changes = Changes(image_size=encoder.torch_model.config.image_size, num_classes=len(source.classes), head="new")
+    model, _ = open_model(locate(encoder.name), LoadHints(name=published_name(encoder.name)), changes, source.classes)
+    head = fit_logistic(features)
+    assert model.head is not None
+    heads = 2 if isinstance(model, ViT) and model.head_dist is not None else 1
+    with torch.no_grad():
+        model.head.weight.copy_(heads * head.weight.T)
+        model.head.bias.copy_(heads * head.bias)
+    origin = f"linear probe of {encoder.name} on {source.name}, {len(features):,} images; not fitted to {test_is}"
+    model.meta = model.meta.for_new_head(tuple(source.classes)).replace(origin=origin)
+    return model.eval()
 
 
 def fit_least_squares(features: Tensor, labels: Tensor, classes: int, *, label_smoothing: float = 0.0) -> LinearHead:

@@ -187,7 +187,9 @@ def measure_steps(trainer: Trainer, batches: Iterator[Batch], *, seconds: float)
     # of an image; with only one, the time is taken to be proportional to the images.
     work = statistics.median(works)
     few = len(first)
-    per_image = max(0.0, work - first_work) / (images - few) if images > few else work / images
+    per_image = work / images  # at most, whatever a busy machine makes of the difference
+    if images > few:
+        per_image = min(per_image, max(0.0, work - first_work) / (images - few))
     return len(works), statistics.median(waits) + work + per_image * (size - images), step_bytes
 
 

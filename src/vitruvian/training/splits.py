@@ -215,21 +215,28 @@ def fold_of(dataset: Dataset, recipe: Recipe) -> tuple[Source, Source, str]:
 def continue_from(recipe: Recipe, data: str, keys: Container[str]) -> tuple[Recipe, list[str]]:
     """The recipe of a run from the weights of another run on the same data, and notes.
 
-    It holds out the same images, and its seed differs, so that it does not repeat the other run's augmented images.
+    It holds out the same images, and its seed differs, so that it does not repeat the other run's augmented images. A
+    model that the other run has enlarged keeps its size.
     Settings in `keys` are the user's and stay.
     """
     folder, facts = run_facts(recipe.weights, data) or (None, {})
     before = facts.get("recipe")
     if folder is None or not isinstance(before, dict):
         return recipe, []
-    stored = {key: before[key] for key in HOLD_OUT_SETTINGS if key in before and key not in keys}
-    stored = {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
+    stored = {key: from_json(before[key]) for key in HOLD_OUT_SETTINGS if key in before and key not in keys}
     changes = {key: value for key, value in stored.items() if value != getattr(recipe, key)}
     if before.get("seed") == recipe.seed and "seed" not in keys:
         changes["seed"] = recipe.seed + 1
+    if before.get("enlarge") == recipe.enlarge != 1 and "enlarge" not in keys and not recipe.image_size:
+        changes["enlarge"] = 1.0
     text = ", ".join(f"{key}={value}" for key, value in changes.items())
     why = "the same images are held out and the augmentations are new"
     return recipe.replace(**changes), [f"{text}, because {folder} was trained on the same data: {why}"] if text else []
+
+
+def from_json(value: Any) -> Any:
+    """The value of a setting in run.json, in which a tuple is a list."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def leakage_notes(data: str, recipe: Recipe, splits: Splits) -> list[str]:
@@ -240,10 +247,8 @@ def leakage_notes(data: str, recipe: Recipe, splits: Splits) -> list[str]:
     images = len(splits.train) + len(splits.validation)
 
     def choice(settings: Any) -> str:
-        values = {
-            key: settings[key] for key in HOLD_OUT_SETTINGS if settings.get(key) not in (None, "", [0, 0], (0, 0))
-        }
-        return ", ".join(f"{key}={value}" for key, value in values.items())
+        values = {key: from_json(settings.get(key)) for key in HOLD_OUT_SETTINGS}
+        return ", ".join(f"{key}={value}" for key, value in values.items() if value not in (None, "", (0, 0)))
 
     notes = []
     for source in filter(None, (recipe.weights, recipe.teacher)):

@@ -211,6 +211,8 @@ class Repository:
         revision = "" if self.revision == "main" else f" --revision {self.revision}"
         cache = self.cache or Path(require("huggingface_hub.constants", "hub").HF_HUB_CACHE)
         folder = cache / f"models--{self.name.replace('/', '--')}"
+        if near := nearest(self.name, map(str, Path().glob("*/*"))):
+            return HubError("no such file or folder, and no network", where=self.name, hint=f"did you mean {near[0]}?")
         return HubError(
             f"no such path, not in the cache, and could not be downloaded ({' '.join(reason.split())})",
             where=self.name,
