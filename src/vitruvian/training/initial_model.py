@@ -320,6 +320,8 @@ def probe_model(data: object, encoder: Encoder, *, group_by: str = "", batch_siz
     train, _, *dev = sources
     source = Concat([train, *dev], name=train.name) if dev else train
     features = compute_features(encoder, source, open_store(encoder), batch_size=batch_size)
+    if features.targets is not None:
+        raise DataError("only a probe of one class per image can be saved", where=source.name)
     changes = Changes(image_size=encoder.torch_model.config.image_size, num_classes=len(source.classes), head="new")
     model, _ = open_model(locate(encoder.name), LoadHints(name=published_name(encoder.name)), changes, source.classes)
     head = fit_logistic(features)
