@@ -12,6 +12,7 @@ from PIL import Image
 from torch import nn
 
 import vitruvian as vt
+from vitruvian import progress
 from vitruvian.catalog import PUBLISHED, resolve
 from vitruvian.cost import multiply_adds, parameters
 from vitruvian.errors import ConversionError
@@ -288,3 +289,12 @@ def test_files_of_swag_with_a_linear_classifier_have_their_own_transform(tmp_pat
         vt.load(path, family="torchvision").meta.preprocess
         == builders.ImageClassification(crop_size=224, resize_size=224, interpolation="bicubic").preprocess
     )
+
+
+def test_progress_is_shown_unless_turned_off(published, monkeypatch):
+    hidden, load = [], builders.load
+    monkeypatch.setattr(builders, "load", lambda name: hidden.append(progress._hidden) or load(name))
+    vt.vit_b_16(weights="DEFAULT")
+    vt.vit_b_16(weights="DEFAULT", progress=False)
+    assert hidden == [False, True]
+    assert not progress._hidden
