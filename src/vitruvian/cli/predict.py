@@ -125,7 +125,7 @@ def predict(
                     continue
             print_result(result, as_json)
     if table is not None:
-        print(f"wrote predictions for {plural(len(images) - failed, 'image')} to {table}")
+        print(f"wrote predictions for {plural(len(images), 'image')} to {table}")
     if sort_into is not None:
         print(f"copied {plural(len(images) - failed, 'image')} into class folders in {sort_into}")
     if failed:
