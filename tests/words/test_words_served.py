@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 import vitruvian as vt
@@ -67,3 +69,20 @@ def test_words_that_cannot_be_are_refused_with_a_sentence(client, photos, fields
     response = client.post("/predict", files=[("image", ("a.png", image))], data=fields)
     assert response.status_code == 422
     assert text in response.json()["error"]
+
+
+def test_a_damaged_tokenizer_leaves_vectors_and_is_not_called_a_missing_tower(clip, tmp_path, photos):
+    from starlette.testclient import TestClient
+
+    from vitruvian.serve.app import create_app
+
+    shutil.copytree(clip[0], tmp_path / "clip")
+    (tmp_path / "clip" / "tokenizer.json").write_text('{"version": ')
+    app, service = create_app({"clip": vt.load(tmp_path / "clip")})
+    image = [("image", ("a.png", min(photos.rglob("*.png")).read_bytes()))]
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
+        service.models["clip"].warm.result(30)
+        assert client.post("/embed", files=image).status_code == 200
+        response = client.post("/predict", files=image, data={"labels": "cat"})
+    assert response.status_code == 422
+    assert "has no usable text tower (see the log of the service)" in response.json()["error"]

@@ -74,6 +74,7 @@ class ServedModel:
         self.embed: BatchFunction[Tensor, Tensor] = BatchFunction(self._features, size, parallel)
         self.call: BatchFunction[Callable[[], Any], Any] = BatchFunction(lambda calls: [call() for call in calls], 1)
         self.accepts_labels = False  # whether the model has a text tower for zero-shot classification
+        self.no_labels = "has no text tower"  # why not
         self.zero_shot = lru_cache(MAX_LABEL_SETS)(self._zero_shot)
         self.warm = self.batcher.reserve(1).put(self.call, [lambda: self._warm_up(limits.batch_size)])[0]
         self.warm.add_done_callback(self._log_failure)
@@ -114,6 +115,7 @@ class ServedModel:
                 self.accepts_labels = True
             except BaseException as error:  # the library of tokenizers panics with an error of its own kind
                 log.info("%s does not accept labels: %s", self.name, error)
+                self.no_labels = "has no usable text tower (see the log of the service)"
         if self.switch is not None:
             self.switch.start()
 
@@ -148,7 +150,7 @@ class ServedModel:
 
     def _zero_shot(self, labels: tuple[str, ...], template: str | None) -> Classifier:
         if not self.accepts_labels:
-            raise ImageError(f"the model {self.name!r} has no text tower, so it does not accept labels")
+            raise ImageError(f"the model {self.name!r} {self.no_labels}, so it does not accept labels")
         return Classifier(self.model, labels=labels, template=template)
 
     @property
