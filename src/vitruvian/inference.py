@@ -39,6 +39,7 @@ from vitruvian.model.cores import map_over_cores, map_over_shapes
 from vitruvian.model.resnet import ResNet
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import BatchSize, Size, check_range, validate
+from vitruvian.targets import Target
 from vitruvian.tasks import preprocess_for
 from vitruvian.text import printable
 from vitruvian.weights.load import load, with_merging
@@ -78,16 +79,33 @@ class Outputs(Generic[Details]):
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A class and its probability."""
+    """A class or label and its probability, or a number."""
 
     label: str
     probability: float
     index: int
     """Index of the class among the model's outputs."""
+    predicted: bool | None = None
+    """Of several labels: whether the probability reaches the label's threshold."""
+    value: float | None = None
+    """Of a number: its value; the probability is then 0."""
+    interval: tuple[float, float] | None = None
+    """Of a number: an interval that contains the true value with a probability of `targets.COVERAGE`."""
 
-    def to_json(self) -> dict[str, str | int | float]:
+    @property
+    def text(self) -> str:
+        """The probability, or the number with its interval."""
+        if self.value is None:
+            return f"{self.probability:.1%}"
+        return f"{self.value:.4g}" + (" ({:.4g} to {:.4g})".format(*self.interval) if self.interval else "")
+
+    def to_json(self) -> dict[str, object]:
         """The prediction as a JSON object."""
-        return {"label": self.label, "index": self.index, "probability": self.probability}
+        described: dict[str, object] = {"label": self.label, "index": self.index}
+        if self.value is not None:
+            return described | {"value": self.value, "interval": self.interval and list(self.interval)}
+        flag = {} if self.predicted is None else {"predicted": self.predicted}
+        return described | {"probability": self.probability} | flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -542,6 +560,7 @@ class Classifier(Encoder):
                 continue
             predictions, rejected, prediction_set = next(ranked)
             if predictions:
+                predictions = tuple(prediction for prediction in predictions if prediction.predicted is not False)
                 yield ImageResult(path, predictions, rejected=rejected, prediction_set=prediction_set)
             else:
                 yield ImageResult(path, error=f"{printable(path)}: {NOT_FINITE}")
@@ -579,6 +598,8 @@ class Classifier(Encoder):
 
     def rejects(self, logits: Tensor) -> list[bool]:
         """Whether each image with these logits (B, K) is rejected: its score is below the model's threshold."""
+        if self.model.meta.score_function == "identity":
+            return [False] * len(logits)
         if self.model.meta.threshold_on == "energy":  # which the softmax removes
             score = logits.logsumexp(dim=-1)
         else:
@@ -595,13 +616,39 @@ class Classifier(Encoder):
         return [tuple(self.labels[i] for i in row[:size]) for row, size in zip(order.tolist(), sizes)]
 
     def rank(self, logits: Tensor, top: int) -> list[tuple[Prediction, ...]]:
-        """The `top` predictions for each row, ties in the order of classes; empty if a logit is not finite."""
-        probabilities, order = probabilities_of(self.model, logits).sort(dim=-1, descending=True, stable=True)
+        """The `top` predictions for each row, ties in the order of classes; empty if a logit is not finite.
+
+        Of several labels these are all that reach their thresholds, and others up to `top`; of numbers, all.
+        """
+        target, meta = self.model.meta.target, self.model.meta
         finite = logits.isfinite().all(dim=-1).tolist()
+        if meta.score_function == "identity":
+            return [
+                tuple(map(partial(self.number, target), range(len(row)), row)) if is_finite else ()
+                for row, is_finite in zip(probabilities_of(self.model, logits).tolist(), finite)
+            ]
+        if target.kind == "multi":
+            least = torch.tensor(target.thresholds or (0.5,))
+            probabilities = probabilities_of(self.model, logits)
+            rows = []
+            for row, said, is_finite in zip(probabilities, probabilities >= least, finite):
+                values, order = row.sort(descending=True, stable=True)
+                ranked = zip(values.tolist(), order.tolist(), said[order].tolist())
+                kept = [(p, i, flag) for rank, (p, i, flag) in enumerate(ranked) if flag or rank < top]
+                rows.append(tuple(Prediction(self.labels[i], p, i, flag) for p, i, flag in kept) if is_finite else ())
+            return rows
+        probabilities, order = probabilities_of(self.model, logits).sort(dim=-1, descending=True, stable=True)
         return [
             tuple(Prediction(self.labels[i], p, i) for p, i in zip(row, indices)) if good else ()
             for row, indices, good in zip(probabilities[:, :top].tolist(), order[:, :top].tolist(), finite)
         ]
+
+    def number(self, target: Target, index: int, value: float) -> Prediction:
+        """The prediction of a number; of ordinal classes, the nearest class."""
+        ends = (value - target.margins[index], value + target.margins[index]) if target.margins else None
+        nearest = min(max(round(value), 0), len(target.levels) - 1)
+        label = target.levels[nearest] if target.levels else self.labels[index]
+        return Prediction(label, 0.0, index, value=value, interval=ends)
 
 
 def require_weights(model: ImageModel) -> Model:
@@ -612,7 +659,11 @@ def require_weights(model: ImageModel) -> Model:
 
 
 def probabilities_of(model: ImageModel, logits: Tensor) -> Tensor:
-    """Probabilities of logits (..., K): softmax over the classes, or a sigmoid per class."""
+    """Probabilities of logits (..., K): softmax over the classes, or a sigmoid per class; or numbers in their units."""
+    target = model.meta.target
+    if model.meta.score_function == "identity":
+        mean, std = (torch.tensor(values, dtype=logits.dtype) for values in (target.mean or (0,), target.std or (1,)))
+        return logits * std.to(logits.device) + mean.to(logits.device)
     scaled = logits / model.meta.temperature
     return scaled.sigmoid() if model.meta.score_function == "sigmoid" else scaled.softmax(dim=-1)
 

@@ -252,6 +252,8 @@ class Job:
     def results(self, values: Tensor) -> list[Any]:
         """The predictions or the vector of each image with these logits or features; None if they are not finite."""
         if self.task == "predict":
+            if self.classifier.model.meta.target.kind != "single":
+                raise ConfigError("parts are for one class per image", hint="write a table: --out all.csv")
             ranked = self.classifier.rank(values, self.result["top"])
             return [[prediction.to_json() for prediction in row] or None for row in ranked]
         with np.errstate(over="ignore"):  # infinity in float16 is reported below

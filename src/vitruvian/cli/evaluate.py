@@ -32,6 +32,7 @@ from vitruvian.text import plural, table
 
 if TYPE_CHECKING:
     from vitruvian.evaluation.evaluate import Evaluation
+    from vitruvian.evaluation.target_evaluation import TargetEvaluation
 
 SHOWN_UNREADABLE = 5  # files to list on the terminal; a report lists more
 WORDNET_IDS = option("FILE", "WordNet ids of the model's outputs, one per line (for 21k models).")
@@ -70,8 +71,8 @@ def evaluate(
     is evaluated zero-shot, with the class names as labels.
     """
     with quick_imports():
+        from vitruvian.evaluation.evaluate import Evaluation, save_calibrated
         from vitruvian.evaluation.evaluate import evaluate as run_evaluation
-        from vitruvian.evaluation.evaluate import save_calibrated
         from vitruvian.evaluation.report import write_evaluation
         from vitruvian.inference import Encoder
 
@@ -90,12 +91,23 @@ def evaluate(
     if out is not None:
         print_status(f"wrote {write_evaluation(evaluation, out)}")
     if calibrated is not None:
+        if not isinstance(evaluation, Evaluation):
+            raise typer.BadParameter("--calibrated is for models of one class per image")
         print_notes(save_calibrated(evaluation, calibrated))
         print_status(f"wrote the calibrated model to {calibrated}")
 
 
-def evaluation_table(evaluation: Evaluation) -> str:
+def evaluation_table(evaluation: Evaluation | TargetEvaluation) -> str:
     """The measures with their intervals, under a line that says what they were measured on."""
+    from vitruvian.evaluation.metrics import TARGET_NAMES
+    from vitruvian.evaluation.target_evaluation import TargetEvaluation as OfTargets
+
+    if isinstance(evaluation, OfTargets):
+        cells = [
+            (TARGET_NAMES[name], f"{value:.4g}", "{:.4g} to {:.4g}".format(*evaluation.intervals[name]))
+            for name, value in evaluation.numbers.items()
+        ]
+        return f"{evaluation.summary}\n{table(('', '>value', '95% interval'), cells)}"
     from vitruvian.evaluation.metrics import LEVEL
     from vitruvian.evaluation.report import NAMES, describe_sets, describe_worst, evaluation_summary, interval_numbers
 

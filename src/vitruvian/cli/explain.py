@@ -153,7 +153,7 @@ def explain_paths(explainer: Explainer, images: list[str], out: Path, *, as_json
             continue
         best = explained.predictions[0] if explained.predictions else None
         rejected = "rejected, nearest " if explained.rejected else ""
-        prediction_text = f": {rejected}{printable(best.label)} {best.probability:.1%}" if best else ""
+        prediction_text = f": {rejected}{printable(best.label)} {best.text}" if best else ""
         print(f"{printable(explained.path)}{prediction_text}")
         for map in explained.maps:
             curve = explained.curves.get(map.name)

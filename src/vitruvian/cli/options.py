@@ -308,6 +308,14 @@ GroupBy = Annotated[
         "group, if any].",
     ),
 ]
+TargetName = Annotated[
+    str | None,
+    option(
+        "KIND",
+        "What to predict: single, multi (several labels), number or ordinal, with columns of a manifest if needed: "
+        "number:age,weight [default: what the data states].",
+    ),
+]
 Changes = Annotated[
     list[str] | None, option("KEY=VALUE", "Change a setting (`vit train --settings`); repeatable.", "--set")
 ]
@@ -350,6 +358,7 @@ class RecipeOptions:
     ] = None
     val_fraction: Annotated[float | None, option("SHARE", "Fraction of each class to hold out for validation.")] = None
     group_by: GroupBy = None
+    target: TargetName = None
     patience: Annotated[int | None, option("N", "Stop after N evaluations without improvement.", min=1)] = None
     precision: Annotated[
         Precision | None, option("DTYPE", "float32, bfloat16 or float16 (autocast).", panel=ADVANCED)
@@ -368,6 +377,8 @@ class RecipeOptions:
                 raise typer.BadParameter(f"{key} is set twice, by --{key.replace('_', '-')} and by --set {change}")
         if self.group_by is not None:
             values["group_by"] = json.dumps(self.group_by)  # a regular expression may look like a list
+        if self.target is not None:
+            values["target"] = json.dumps(self.target)
         return [*(self.settings or []), *(f"{key}={value}" for key, value in values.items())]
 
 

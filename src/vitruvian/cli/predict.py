@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shutil
+from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,7 @@ TEXT = option("WORDS", "Search for a text, in vectors of a CLIP or SigLIP; repea
 MERGE = option(
     "FILE", "Also write all parts as one .csv, .jsonl or .parquet file.", "--merge", panel=BULK, dir_okay=False
 )
+MAX_LABELS = 1000  # columns of labels in a CSV file
 EXACT = typer.Option("--exact/--index", help="Compare all vectors, or use an index [default: by size].")
 OTHER_TABLES = (".txt", ".tsv", ".xlsx", ".xls", ".json", ".html")  # files that people expect --out to write
 
@@ -107,16 +109,24 @@ def predict(
         finish_job(out, merged, f"predictions to {out}", as_json=as_json)
         return
     assert isinstance(classifier, Classifier)
+    target = classifier.model.meta.target
+    if sort_into is not None and target.kind != "single":
+        raise typer.BadParameter("--sort-into needs a model of one class per image")
     failed, write = 0, None
     with ExitStack() as stack:
         if table is not None:
-            write = stack.enter_context(open_table(table, {"predictions": min(top, len(classifier.labels))}))
+            most = top if target.kind == "single" else MAX_LABELS
+            write = stack.enter_context(open_table(table, {"predictions": min(most, len(classifier.labels))}))
         for result in track(classifier.stream(images, top=top, batch_size=bulk.batch_size), len(images), "images"):
             failed += bool(result.error)
             if sort_into is not None and not result.error:
                 label = "rejected" if result.rejected else result.predictions[0].label
                 copy_into(sort_into / folder_name(label), Path(result.path))
             if write is not None:
+                if target.mean:
+                    write([number_row(result, classifier.labels)])
+                    if not result.error:
+                        continue
                 row = {"path": None, "rejected": None, "predictions": None, "error": None} | result.to_json()
                 if classifier.model.meta.coverage:
                     row["prediction_set"] = "; ".join(result.prediction_set or ())
@@ -134,6 +144,16 @@ def predict(
         raise typer.Exit(1)
 
 
+def number_row(result: ImageResult, names: Iterable[str]) -> dict[str, object]:
+    """A row of a table with a column for each number and the ends of its interval."""
+    row: dict[str, object] = {"path": result.path}
+    for index, name in enumerate(names):
+        number = result.predictions[index] if result.predictions else None
+        low, high = (number.interval if number else None) or (None, None)
+        row |= {name: number and number.value, f"{name}_low": low, f"{name}_high": high}
+    return row | {"error": result.error or None}
+
+
 def print_result(result: ImageResult, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result.to_json()), flush=True)
@@ -141,8 +161,11 @@ def print_result(result: ImageResult, as_json: bool) -> None:
         print_status(f"error: {result.error}")
     else:
         names = [printable(prediction.label) for prediction in result.predictions]
-        width = max(map(len, names))
-        rows = [f"  {label:<{width}}  {p.probability:7.2%}" for label, p in zip(names, result.predictions)]
+        width = max(map(len, names), default=0)
+        texts = [f"{p.probability:7.2%}" if p.value is None else p.text for p in result.predictions]
+        rows = [f"  {label:<{width}}  {text}" for label, text in zip(names, texts)] or [
+            "  no label above its threshold"
+        ]
         rejected = ["  rejected (none of the classes); the nearest:"] if result.rejected else []
         if result.prediction_set is not None:
             rows.append(

@@ -29,6 +29,7 @@ from vitruvian.evaluation.calibration import (
 from vitruvian.evaluation.conformal import ConformalSets, check_coverage, fit_sets
 from vitruvian.evaluation.label_spaces import DatasetLogits, LabelSpace
 from vitruvian.evaluation.slices import Slice, slice_accuracies
+from vitruvian.evaluation.target_evaluation import TargetEvaluation, evaluate_targets
 from vitruvian.inference import Classifier, Encoder
 from vitruvian.model.build import Model
 from vitruvian.progress import Track, no_tracking
@@ -135,8 +136,10 @@ def evaluate(
     seed: int = 0,
     batch_size: int = DEFAULT_BATCH_SIZE,
     track: Track = no_tracking,
-) -> Evaluation:
+) -> Evaluation | TargetEvaluation:
     """Evaluate a model on one split of a dataset; the numbers are those of `vit evaluate`.
+
+    A model of several labels or numbers has other metrics, in a TargetEvaluation.
 
     Args:
         data: Anything `vit evaluate` accepts, a `torch.utils.data.Dataset` or a Hugging Face dataset.
@@ -162,6 +165,14 @@ def evaluate(
     validate("seed", Seed, seed)
     if coverage is not None:
         check_coverage(coverage)
+    encoder = model if isinstance(model, Encoder) else Encoder(model)
+    if encoder.model.meta.target.kind != "single":
+        for option, value in {"by": by, "coverage": coverage, "real": real, "template": template}.items():
+            if value:
+                raise ConfigError(f"{argument(option)} is for models of one class per image")
+        classifier = classifier_of(encoder, (), None, flip=flip).with_task_preprocess(data, preprocess)
+        return evaluate_targets(data, classifier, split=split, seed=seed, batch_size=batch_size, track=track)
+    model = encoder
     opened = open_dataset(data)
     path = fspath(data) if isinstance(data, str | PathLike) else ""
     classifier = classifier_of(model, opened.classes, template, flip=flip).with_task_preprocess(data, preprocess)
@@ -229,6 +240,14 @@ def evaluate(
         classifier=classifier,
         source=source,
     )
+
+
+def evaluate_classes(data: object, model: Encoder | Model | str | Path, **options: Any) -> Evaluation:
+    """`evaluate` for models of one class per image. Raises ConfigError for others."""
+    evaluation = evaluate(data, model, **options)
+    if isinstance(evaluation, TargetEvaluation):
+        raise ConfigError("this is for models of one class per image", where=evaluation.model)
+    return evaluation
 
 
 def classifier_of(

@@ -16,6 +16,7 @@ from vitruvian.evaluation.evaluate import Evaluation
 from vitruvian.evaluation.metrics import LEVEL, MEASURE_NAMES, SHOWN_MISTAKES, TARGET_NAMES, Counts, Interval, Measures
 from vitruvian.evaluation.probe import ProbeReport
 from vitruvian.evaluation.probe_classifiers import SEEDS
+from vitruvian.evaluation.target_evaluation import TargetEvaluation
 from vitruvian.evaluation.target_metrics import NumberMeasures, TargetMeasures
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.color import COLORS
@@ -32,8 +33,18 @@ NAMES = MEASURE_NAMES | {
 """Display names of the numbers that have an interval."""
 
 
-def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
+def write_evaluation(evaluation: Evaluation | TargetEvaluation, folder: Path) -> Path:
     """Write evaluation.json and report.html into a new folder; returns the path of the page."""
+    if isinstance(evaluation, TargetEvaluation):
+        page = render(
+            "target_evaluation.html",
+            title=f"{short_name(evaluation.model)} on {Path(evaluation.data).name}",
+            subtitle=evaluation.summary,
+            tile_values=target_tiles(evaluation.measures),
+            unreadable_images=dict(evaluation.unreadable),
+            measures=target_sections(evaluation.measures, evaluation.source),
+        )
+        return write_report(folder, name="evaluation.json", numbers=evaluation.to_json(), page=page)
     calibration = evaluation.calibration
     tiles = measure_tiles(evaluation.measures)
     if evaluation.space.is_mapped:

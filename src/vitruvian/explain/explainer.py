@@ -186,7 +186,7 @@ class Explainer:
                 for rank, target in enumerate(targets, 1):
                     yield Map(
                         name="gradient" if rank == 1 else f"gradient-{rank}",
-                        title=f"gradient-weighted attention: {target.label} ({target.probability:.1%})",
+                        title=f"gradient-weighted attention: {target.label} ({target.text})",
                         values=gradient_attention(vit, batch, [target.index])[0].numpy(),
                         index=target.index,
                     )
@@ -283,6 +283,9 @@ def image_context(explained: Explained, overlays: Mapping[str, Image.Image]) -> 
             {"image": thumbnail(image, captions[name], side=PAGE_SIDE, kind="whole"), "caption": captions[name]}
             for name, image in overlays.items()
         ],
-        "predictions": [(item.label, percent_bar(100 * item.probability)) for item in explained.predictions],
+        "predictions": [
+            (item.label, percent_bar(100 * item.probability) if item.value is None else item.text)
+            for item in explained.predictions
+        ],
         "deletion": Chart(title=title, lines=lines, x_label=x_label, y_from=0.0) if lines else None,
     }

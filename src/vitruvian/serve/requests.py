@@ -103,7 +103,10 @@ class EncodedImage(BaseModel):
 class RankedClass(BaseModel):
     label: str
     index: int
-    probability: float
+    probability: float | None = None
+    predicted: Annotated[bool | None, Field(description="Of several labels: whether it reaches its threshold.")] = None
+    value: Annotated[float | None, Field(description="Of a number: its value.")] = None
+    interval: Annotated[list[float] | None, Field(description="Of a number: an interval with the true value.")] = None
 
 
 class PredictResult(BaseModel):

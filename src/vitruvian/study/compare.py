@@ -18,7 +18,7 @@ from vitruvian.cost import parameters
 from vitruvian.data.doctor.doctor_report import thumbnail_of
 from vitruvian.data.sources import Source
 from vitruvian.errors import ConfigError, DataError, argument
-from vitruvian.evaluation.evaluate import Evaluation, evaluate
+from vitruvian.evaluation.evaluate import Evaluation, evaluate_classes
 from vitruvian.evaluation.metrics import LEVEL, Interval, Z, accuracy_interval
 from vitruvian.inference import Encoder
 from vitruvian.model.build import Model
@@ -113,7 +113,7 @@ def compare(
         if split is not None:
             raise ConfigError(f"{argument('split')} needs {argument('data')}")
         data, images_are = held_out_images(runs)
-    found = [evaluate(data, model, split=split, batch_size=batch_size, track=track) for model in models]
+    found = [evaluate_classes(data, model, split=split, batch_size=batch_size, track=track) for model in models]
     first = found[0]
     names = tuple(unique_names([short_name(evaluation.model) for evaluation in found]))
     if any(evaluation.space.labels.tolist() != first.space.labels.tolist() for evaluation in found):

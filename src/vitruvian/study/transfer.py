@@ -6,6 +6,7 @@ import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from vitruvian.data.formats import open_dataset
 from vitruvian.errors import CheckpointError, DataError, Interrupted, TrainingError
-from vitruvian.evaluation.evaluate import evaluate
+from vitruvian.evaluation.evaluate import evaluate_classes
 from vitruvian.files import write_json
 from vitruvian.progress import print_status
 from vitruvian.study import STUDY_FILE
@@ -83,6 +84,10 @@ class TransferCell:
         }
 
 
+def real_accuracies(runs: Sequence[Path]) -> list[float]:
+    return [evaluate_classes("imagenet-real", run).real or 0.0 for run in runs]
+
+
 def transfer(
     models: Sequence[str],
     tasks: Sequence[Task],
@@ -127,7 +132,7 @@ def transfer(
                 values, metric = sweep.values(), sweep.metric
                 if task.metric == "real":
                     done = [trial.folder for trial in sweep.test if trial.state == "done"]
-                    values = processes.on_main(lambda: [evaluate("imagenet-real", run).real or 0.0 for run in done])  # noqa: B023
+                    values = processes.on_main(partial(real_accuracies, done))
                     metric = "real"
                 cell = TransferCell(model=model, task=task, values=tuple(values), metric=metric)
             except (Interrupted, CheckpointError):

@@ -7,8 +7,15 @@ const HEIGHT = 200;
 const EDGE = { left: 38, right: 12, top: 10, bottom: 30 };
 
 export function percent(share) {
+  if (share === undefined) return "";
   if (share > 0 && share < 0.0005) return "<0.1%";
   return `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)}%`;
+}
+
+// A number with its interval.
+function numberText({ value, interval }) {
+  const [text, ...ends] = [value, ...(interval || [])].map((number) => Number(number.toPrecision(4)));
+  return ends.length ? `${text} (${ends[0]} to ${ends[1]})` : `${text}`;
 }
 
 // Bars of the predictions; with `before`, a mark at the probability before patches were erased. `choose` is null where
@@ -30,7 +37,9 @@ export function showPredictions(place, predictions, { before = null, chosen = -1
     const was = marks.get(prediction.index);
     number.textContent = before ? `${percent(was ?? 0)} → ${percent(prediction.probability)}` : percent(prediction.probability);
     if (before && was === undefined) number.textContent = `new → ${percent(prediction.probability)}`;
-    fill.style.width = `${100 * prediction.probability}%`;
+    if (prediction.value !== undefined) number.textContent = numberText(prediction);
+    fill.style.width = `${100 * (prediction.probability ?? 0)}%`;
+    if (prediction.predicted !== undefined) entry.classList.toggle("unlikely", !prediction.predicted);
     track.append(fill);
     if (was !== undefined) {
       const mark = document.createElement("span");
@@ -51,7 +60,9 @@ export function showPredictions(place, predictions, { before = null, chosen = -1
 
 // The best prediction in a few words, for screen readers and small screens.
 export function headline(predictions) {
-  const [{ label, probability, rejected }] = predictions;
+  const [{ label, probability, rejected, predicted, value }] = predictions;
+  if (value !== undefined) return predictions.map((number) => `${number.label}, ${numberText(number)}`).join("; ");
+  if (predicted !== undefined) return predictions.filter((one) => one.predicted).map((one) => one.label).join(", ") || "No label";
   return rejected ? `Rejected; most similar: ${label}` : `${label}, ${percent(probability)}`;
 }
 
