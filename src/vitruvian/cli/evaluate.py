@@ -17,6 +17,7 @@ from vitruvian.cli.options import (
     ModelOptions,
     OptionalModel,
     ReportFolder,
+    TargetName,
     Template,
     data_argument,
     expand_options,
@@ -209,6 +210,7 @@ def probe(
     shots: Annotated[str | None, SHOTS] = None,
     neighbors: Annotated[int | None, option("N", "Number of neighbors that vote [default: chosen].", min=1)] = None,
     group_by: GroupBy = None,
+    target: TargetName = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the table.")] = False,
     save_to: Annotated[Path | None, SAVE] = None,
     out: ReportFolder = None,
@@ -242,16 +244,32 @@ def probe(
     else:
         assert model is not None
         encoder, follow = Encoder(model, **vars(options)), partial(track, label="features")
-        report = run_probe(data, encoder, group_by=group_by or "", batch_size=batch_size, track=follow, **probes)
+        report = run_probe(
+            data,
+            encoder,
+            group_by=group_by or "",
+            target=target or "auto",
+            batch_size=batch_size,
+            track=follow,
+            **probes,
+        )
     if as_json:
         print(json.dumps(report.to_json()))
     else:
         print("\n".join([probe_summary(report), *(f"note: {note}" for note in report.notes)]))
         rows = []
-        for result in report.results:
+        if report.target != "single":
+            from vitruvian.evaluation.metrics import TARGET_NAMES
+            from vitruvian.targets import KINDS
+
+            names = KINDS[report.target].metrics
+            cells = [(r.probe, r.setting, *(f"{r.metrics[name]:.4g}" for name in names)) for r in report.results]
+            print(table(("probe", "setting", *(f">{TARGET_NAMES[name]}" for name in names)), cells))
+        for result in report.results if report.target == "single" else ():
             spread = f"± {result.deviation:.2f}" if len(result.runs) > 1 else ""
             rows.append((result.probe, result.setting, f"{result.top1:.2f}", spread, f"{result.mean_per_class:.2f}"))
-        print(table(("probe", "setting", ">top-1 %", "", ">mean per class %"), rows))
+        if rows:
+            print(table(("probe", "setting", ">top-1 %", "", ">mean per class %"), rows))
     if report.unreadable:
         print_status(f"skipped {plural(len(report.unreadable), 'unreadable image')}")
     if out is not None:

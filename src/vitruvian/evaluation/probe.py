@@ -4,8 +4,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vitruvian.config import DEFAULT_BATCH_SIZE, Preprocess
 from vitruvian.data.doctor.crossing import split_notes
@@ -17,16 +19,18 @@ from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.evaluation import probe_classifiers as classifiers
 from vitruvian.evaluation.features import FeatureSet, compute_features, open_store
 from vitruvian.evaluation.probe_classifiers import HOLD_OUT, Examples, Labels, hold_out_examples
+from vitruvian.evaluation.target_metrics import MEASURES
 from vitruvian.inference import Encoder
 from vitruvian.model.build import Model
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import Record, check_range
+from vitruvian.targets import KINDS, Target, TargetTable
 from vitruvian.text import plural
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeResult:
-    """The accuracy of one probe on the test images, in percent."""
+    """The accuracy of one probe on the test images, in percent; of several labels and numbers, their metrics."""
 
     probe: str
     setting: str
@@ -36,6 +40,7 @@ class ProbeResult:
     deviation: float  # standard deviation of the runs (population); 0 for one run
     tried: dict[str, float] = field(default_factory=dict)  # accuracy of each setting on the images it was chosen by
     seconds: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)  # of several labels or numbers, instead of accuracies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +58,14 @@ class ProbeReport(Record):
     notes: tuple[str, ...]
     computed: int  # number of features that were not in the store
     feature_seconds: float
+    target: str = "single"
+
+    def to_json(self) -> dict[str, Any]:
+        content = Record.to_json(self)
+        for result in content["results"]:
+            for name in ("top1", "mean_per_class", "runs", "deviation") if result["metrics"] else ("metrics",):
+                del result[name]
+        return content
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +112,25 @@ class ProbeTask:
     classes: int
     shots: list[int]
     neighbors: int | None
+    targets: TargetTable | None = None
+
+    @property
+    def kind(self) -> str:
+        return "single" if self.targets is None else self.targets.kind
+
+    def target_result(self, probe: str, setting: str, runs: Sequence[NDArray[Any]]) -> ProbeResult:
+        """The metrics of the scores (m, K) of each run, averaged over the runs."""
+        assert self.targets is not None
+        facts: dict[str, Any] = {"names": self.targets.names, "loss": 0.0, "target": Target(kind=self.kind)}
+        truth = self.test[1]
+        found = [
+            MEASURES[self.kind](indices=np.arange(len(truth)), targets=truth, scores=scores, **facts).scalars()
+            for scores in runs
+        ]
+        metrics = {name: float(np.mean([run[name] for run in found])) for name in KINDS[self.kind].metrics}
+        return ProbeResult(
+            probe=probe, setting=setting, top1=0.0, mean_per_class=0.0, runs=(), deviation=0.0, metrics=metrics
+        )
 
     @property
     def everything(self) -> Examples:
@@ -131,6 +163,14 @@ class ProbeTask:
 
 
 def fewshot(task: ProbeTask) -> Iterator[ProbeResult]:
+    if task.targets is not None:
+        for count in task.shots:
+            scores = [
+                classifiers.fewshot_scores(task.train, task.test[0], shots=count, seed=seed, kind=task.kind)
+                for seed in classifiers.SEEDS
+            ]
+            yield task.target_result("few-shot", f"{count}-shot", scores)
+        return
     for count in task.shots:
         runs = [
             classifiers.fewshot_predictions(task.train, task.test[0], classes=task.classes, shots=count, seed=seed)
@@ -140,8 +180,18 @@ def fewshot(task: ProbeTask) -> Iterator[ProbeResult]:
 
 
 def linear(task: ProbeTask) -> Iterator[ProbeResult]:
+    if task.targets is not None and task.kind != "multi":
+        weight, bias = classifiers.fit_numbers(*task.everything)
+        yield task.target_result(
+            "ridge", "leave-one-out", [task.test[0].astype(np.float64) @ weight.numpy() + bias.numpy()]
+        )
+        return
     train, dev = hold_out_examples(task.train, classes=task.classes) if task.dev is None else (task.train, task.dev)
     l2, tried = classifiers.choose_l2(train, dev, classes=task.classes)
+    if task.targets is not None:
+        fitted = classifiers.fit_linear(*task.everything, classes=task.classes, l2=l2)
+        yield task.target_result("linear", f"l2 {l2:.2g}", [fitted.logits(task.test[0]).sigmoid().numpy()])
+        return
     predictions = classifiers.fit_linear(*task.everything, classes=task.classes, l2=l2).predictions(task.test[0])
     accuracies = {f"l2 {value:.2g}": top1 for value, top1 in tried.items()}
     yield task.result("linear", f"l2 {l2:.2g}", [predictions], accuracies)
@@ -150,6 +200,11 @@ def linear(task: ProbeTask) -> Iterator[ProbeResult]:
 def neighbors(task: ProbeTask) -> Iterator[ProbeResult]:
     known, count = task.everything, task.neighbors
     tried: dict[int, float] = {}
+    if task.targets is not None:
+        nearest = min(count or classifiers.TARGET_NEIGHBORS, len(known[0]))
+        scores = classifiers.neighbor_scores(known, task.test[0], count=nearest)
+        yield task.target_result("neighbors", f"{nearest} nearest", [scores])
+        return
     if count is None:
         count, tried = classifiers.choose_neighbors(known, classes=task.classes)
     predictions = classifiers.neighbor_predictions(known, task.test[0], classes=task.classes, counts=[count])[count]
@@ -168,6 +223,7 @@ def probe(
     shots: Sequence[int] | None = None,
     neighbors: int | None = None,
     group_by: str = "",
+    target: str = "auto",
     preprocess: Preprocess | Transform | None = None,
     batch_size: int = DEFAULT_BATCH_SIZE,
     track: Track = no_tracking,
@@ -182,6 +238,7 @@ def probe(
         neighbors: Number of nearest neighbors; by default it is chosen on the training images.
         group_by: Images of one group are held out together: a column of the manifest, or a regular expression on the
             path. By default the column `group`, if there is one.
+        target: What to predict, as for `open_dataset`; by default what the data states.
         preprocess: Replaces the model's preprocessing: settings, or any callable from a PIL image to a tensor, with
             which features are not stored.
         batch_size: Number of images per batch.
@@ -191,10 +248,10 @@ def probe(
         DataError: The data cannot be read, or has too few images.
     """
     settings = ProbeSettings(only=tuple(only), shots=None if shots is None else tuple(shots), neighbors=neighbors)
-    opened = open_dataset(data)
+    opened = open_dataset(data, target=target, accepts=KINDS)
     encoder = (model if isinstance(model, Encoder) else Encoder(model)).with_task_preprocess(data, preprocess)
     sources, test_is = probe_sources(opened, group_by)
-    if "fewshot" in settings.only:  # before features are computed
+    if "fewshot" in settings.only and sources[0].targets is None:  # before features are computed
         classifiers.possible_shots(np.asarray(sources[0].labels(), np.int64), opened.classes, settings.shots)
     started = time.monotonic()
     store = open_store(encoder)
@@ -214,8 +271,14 @@ def probe_features(
     train, test, *dev = features
     shots: list[int] = []
     note = ""
+    labels = train.labels
+    if train.targets is not None:  # each label counts; of numbers, each image
+        rows = train.examples[1]
+        labels = (
+            np.nonzero(rows == 1)[1] if train.targets.kind == "multi" else np.repeat(range(rows.shape[1]), len(rows))
+        )
     if "fewshot" in settings.only:  # of the readable images
-        shots, note = classifiers.possible_shots(train.labels, train.classes, settings.shots)
+        shots, note = classifiers.possible_shots(labels, train.classes, settings.shots)
     task = ProbeTask(
         train=train.examples,
         dev=dev[0].examples if dev else None,
@@ -223,6 +286,7 @@ def probe_features(
         classes=len(train.classes),
         shots=shots,
         neighbors=settings.neighbors,
+        targets=train.targets,
     )
     results = []
     for run in (run for name, run in PROBES.items() if name in settings.only):
@@ -242,4 +306,5 @@ def probe_features(
         notes=(note,) if note else (),
         computed=sum(part.computed for part in features),
         feature_seconds=feature_seconds,
+        target=task.kind,
     )

@@ -47,7 +47,9 @@ class LinearClassifier:
         return np.concatenate([piece.numpy().argmax(axis=1) for piece in logits])
 
 
-def fit_fewshot(features: NDArray[Any], labels: Labels, *, classes: int, l2: float = FEWSHOT_L2) -> LinearClassifier:
+def fit_fewshot(
+    features: NDArray[Any], labels: NDArray[Any], *, classes: int, l2: float = FEWSHOT_L2
+) -> LinearClassifier:
     """Regularized least squares in float64, as the ViT releases compute it (big_vision, `evaluators/fewshot_lsr.py`).
 
     The features are standardized with their own mean and deviation, and a constant feature of 100 stands for a bias
@@ -62,7 +64,10 @@ def fit_fewshot(features: NDArray[Any], labels: Labels, *, classes: int, l2: flo
     x = np.asarray(features, np.float64)
     mean, std = x.mean(axis=0), x.std(axis=0) + SMALLEST_STD
     x = np.concatenate([(x - mean) / std, np.full((len(x), 1), BIAS)], axis=1)  # (n, F + 1)
-    y = np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)  # (n, K)
+    if labels.ndim == 2:
+        y = np.nan_to_num(2.0 * labels - 1.0)  # 0 if unknown
+    else:
+        y = np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)  # (n, K)
     n, width = x.shape
     if n >= width:
         weights = np.linalg.solve(x.T @ x + l2 * np.eye(width), x.T @ y)
@@ -104,6 +109,21 @@ def fewshot_predictions(train: Examples, test: NDArray[Any], *, classes: int, sh
     features, labels = train
     chosen = np.concatenate([order[:shots] for order in shuffle_classes(labels, classes=classes, seed=seed)])
     return fit_fewshot(features[chosen], labels[chosen], classes=classes).predictions(test)
+
+
+def fewshot_scores(train: Examples, test: NDArray[Any], *, shots: int, seed: int, kind: str) -> NDArray[np.float64]:
+    """Scores (m, K) of several labels, trained on `shots` images of each label, or of numbers, trained on as many."""
+    features, targets = train
+    generator = np.random.default_rng(seed)
+    if kind == "multi":
+        positives = [generator.permutation(np.flatnonzero(targets[:, k] == 1))[:shots] for k in range(targets.shape[1])]
+        chosen = np.unique(np.concatenate(positives))
+        fitted = fit_fewshot(features[chosen], targets[chosen], classes=targets.shape[1])
+        return np.asarray(fitted.logits(test).sigmoid().numpy())
+    known = np.flatnonzero(~np.isnan(targets).any(axis=1))
+    chosen = generator.permutation(known)[: max(shots, 2)]
+    weight, bias = fit_numbers(features[chosen], targets[chosen])
+    return np.asarray(test.astype(np.float64) @ weight.numpy() + bias.numpy())
 
 
 def possible_shots(labels: Labels, classes: Sequence[str], requested: Sequence[int] | None) -> tuple[list[int], str]:
@@ -285,6 +305,24 @@ def neighbor_predictions(
             votes.scatter_add_(1, labels[near.indices[:, :count]], weights)
             pieces[count].append(votes.numpy().argmax(axis=1))
     return {count: np.concatenate(predictions) for count, predictions in pieces.items()}
+
+
+TARGET_NEIGHBORS = 20
+
+
+def neighbor_scores(train: Examples, test: NDArray[Any], *, count: int) -> NDArray[np.float64]:
+    """Means (m, K) of the targets of the nearest of `train`, weighted as by `neighbor_predictions`."""
+    known, targets = directions(train[0]), torch.from_numpy(np.asarray(train[1], np.float64))
+    means, pieces = targets.nanmean(dim=0), []
+    for first in range(0, len(test), NEIGHBOR_PIECE):
+        near = (directions(test[first : first + NEIGHBOR_PIECE]) @ known.T).topk(count)
+        weights = (near.values.double() / TEMPERATURE).exp()[:, :, None]
+        rows = targets[near.indices]  # (B, count, K)
+        weights = weights.where(~rows.isnan(), 0.0)
+        total = weights.sum(dim=1)
+        mean = (weights * rows.nan_to_num()).sum(dim=1) / total.clamp(min=1e-30)
+        pieces.append(mean.where(total > 0, means))
+    return np.asarray(torch.cat(pieces).numpy())
 
 
 def choose_neighbors(

@@ -22,7 +22,7 @@ from vitruvian.report.chart import Chart, Line
 from vitruvian.report.color import COLORS
 from vitruvian.report.html import embed_image, percent_bar, render, short_name, write_report
 from vitruvian.targets import COVERAGE, KINDS
-from vitruvian.text import printable
+from vitruvian.text import plural, printable
 
 NAMES = MEASURE_NAMES | {
     "real": "ReaL accuracy",
@@ -133,6 +133,17 @@ def interval_numbers(evaluation: Evaluation) -> dict[str, float]:
 def write_probe(report: ProbeReport, folder: Path) -> Path:
     """Write probe.json and report.html into a new folder; returns the path of the page."""
     results = report.results
+    if report.target != "single":
+        names = KINDS[report.target].metrics
+        page = render(
+            "target_probe.html",
+            title=f"{short_name(report.model)} probed on {Path(report.data).name}",
+            subtitle=probe_summary(report),
+            headings=["probe", "setting", *(f">{TARGET_NAMES[name]}" for name in names)],
+            rows=[(r.probe, r.setting, *(f"{r.metrics[name]:.4g}" for name in names)) for r in results],
+            notes=report.notes,
+        )
+        return write_report(folder, name="probe.json", numbers=report.to_json(), page=page)
     shots = [(float(r.setting.removesuffix("-shot")), r.top1) for r in results if r.probe == "few-shot"]
     line = Line("mean over seeds", shots)
     page = render(
@@ -156,7 +167,7 @@ def write_probe(report: ProbeReport, folder: Path) -> Path:
 def probe_summary(report: ProbeReport) -> str:
     """Training and test images in one line."""
     return (
-        f"{report.train_images:,} training images of {report.classes:,} classes, "
+        f"{report.train_images:,} training images of {plural(report.classes, KINDS[report.target].noun)}, "
         f"{report.test_images:,} test images: {report.test_is}"
     )
 
