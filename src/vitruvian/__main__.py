@@ -1,7 +1,5 @@
 """The entry point of `vit` and of `python -m vitruvian`; handles Ctrl-C and the streams before importing much."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

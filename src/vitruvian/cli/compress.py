@@ -1,7 +1,5 @@
 """`vit bench` and `vit optimize`: measure speed, and make a model faster."""
 
-from __future__ import annotations
-
 import json
 from enum import StrEnum
 from functools import partial

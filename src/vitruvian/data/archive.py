@@ -1,7 +1,5 @@
 """Zip archives: extracted once to the cache directory, under limits, and only if every member is an ordinary file."""
 
-from __future__ import annotations
-
 import shutil
 import stat
 import zipfile

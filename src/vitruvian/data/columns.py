@@ -1,7 +1,5 @@
 """Columns of numbers in files, read by position: their length is not limited by memory."""
 
-from __future__ import annotations
-
 import os
 import weakref
 from collections.abc import Iterable, Iterator
@@ -34,7 +32,7 @@ class OpenFile:
         os.lseek(self._descriptor, offset, os.SEEK_SET)  # Windows
         return os.read(self._descriptor, size)
 
-    def __reduce__(self) -> tuple[type[OpenFile], tuple[Path]]:
+    def __reduce__(self) -> "tuple[type[OpenFile], tuple[Path]]":
         return OpenFile, (self.path,)
 
 

@@ -1,7 +1,5 @@
 """Image files in folders: one folder per class, lists of `path label`, or all images below a folder."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """The table of dataset formats, and `open_dataset`, which recognizes the format of its argument."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext

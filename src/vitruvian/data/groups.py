@@ -1,7 +1,5 @@
 """Groups of images, such as those of one patient or camera, and splits that never divide a group."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

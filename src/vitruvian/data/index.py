@@ -1,7 +1,5 @@
 """An index of samples on disk: keys, labels, weights and positions in columns, so that its length needs no memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

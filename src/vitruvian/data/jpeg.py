@@ -5,8 +5,6 @@ is much larger than the wanted size is decoded at half, quarter or eighth size; 
 every block (`vit pack` writes them), all blocks that the part does not touch are cut out of the file before decoding.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import struct

@@ -1,7 +1,5 @@
 """Names in datasets: of splits, of classes, and patterns of file names such as `train-{000..012}.tar`."""
 
-from __future__ import annotations
-
 import glob
 import re
 import unicodedata

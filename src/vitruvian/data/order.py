@@ -4,8 +4,6 @@ Sample `i` of epoch `e` must be the same for any number of workers and processes
 middle of an epoch. So no order is ever stored: the sample at a position is a function of (seed, epoch, position).
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from dataclasses import dataclass

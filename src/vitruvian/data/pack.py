@@ -3,8 +3,6 @@
 The state is in `pack.json`, which is updated after each shard.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Datasets of raw pixels: IDX files (MNIST), CIFAR-10 and CIFAR-100, and the built-in digits."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import lzma

@@ -4,8 +4,6 @@ The reader knows the arrays, texts, cells and structures that datasets use, and 
 functions. `scipy.io.loadmat` is not used because damaged files crash it with a segmentation fault.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 import zlib

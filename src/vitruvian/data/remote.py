@@ -1,7 +1,5 @@
 """Datasets behind URLs: tar shards read through fsspec and cached on the local disk."""
 
-from __future__ import annotations
-
 import os
 import queue
 import shutil

@@ -1,7 +1,5 @@
 """Tar shards in the WebDataset layout: members that share a name up to its first dot form one sample."""
 
-from __future__ import annotations
-
 import functools
 import io
 import math

@@ -1,7 +1,5 @@
 """Datasets in tables: CSV, JSON Lines, Parquet or COCO lists of image paths, and Parquet or Arrow files of images."""
 
-from __future__ import annotations
-
 import csv
 import math
 import os

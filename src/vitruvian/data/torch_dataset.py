@@ -6,8 +6,6 @@ loader seeds the global generators of Python, NumPy and PyTorch for each sample,
 dataset do not depend on workers or on resuming. Workers need a picklable dataset.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any

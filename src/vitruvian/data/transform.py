@@ -6,8 +6,6 @@ NumPy and PyTorch are seeded from (seed, epoch, sample) alone. A callable with p
 is seeded through its method `set_random_seed(seed)`. Data workers need a picklable callable.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,7 +32,7 @@ class Preprocessed(Protocol):
     meta: ModelMeta
 
 
-def transform(model: Preprocessed | Preprocess) -> EvalTransform:
+def transform(model: Preprocessed | Preprocess) -> "EvalTransform":
     """The evaluation transform of a model, usable as the transform of a PyTorch dataset.
 
     Args:
@@ -47,7 +45,7 @@ def transform(model: Preprocessed | Preprocess) -> EvalTransform:
     return EvalTransform(model if isinstance(model, Preprocess) else model.meta.preprocess)
 
 
-def as_transform(transform: Preprocess | Transform) -> EvalTransform | SeededTransform:
+def as_transform(transform: Preprocess | Transform) -> "EvalTransform | SeededTransform":
     """A SampleTransform from preprocessing settings or from a transform of any library."""
     if isinstance(transform, EvalTransform):
         return transform

@@ -5,8 +5,6 @@ runs (CUDA, OpenMP, file systems with threads), and which imports PyTorch once f
 workers therefore needs the usual `if __name__ == "__main__":`.
 """
 
-from __future__ import annotations
-
 import ast
 import multiprocessing
 import os

@@ -6,8 +6,6 @@ The set of a new image from the same distribution, all classes with at least tha
 probability c or more, whatever the model is.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import floor
 

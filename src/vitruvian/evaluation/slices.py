@@ -1,7 +1,5 @@
 """Accuracy in slices of a dataset, such as by camera or by source, so that a good mean hides no bad part."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Among the page's sample images, `cat.jpg` (Stefan van der Walt) and `coffee.jpg`
 `rocket.jpg` (SpaceX) is in the public domain.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import logging

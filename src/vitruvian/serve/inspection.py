@@ -1,7 +1,5 @@
 """Intermediate results of a model on one image, as small arrays for the page."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Middleware of every request: its id, access checks, body limits, access log and metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

@@ -1,7 +1,5 @@
 """Requests and responses: their schema, for validation and OpenAPI, and the parser of forms and JSON."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterable

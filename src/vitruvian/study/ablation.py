@@ -1,7 +1,5 @@
 """Studies that train models: the cells of a table or figure, each with several seeds, beside the paper's numbers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Compare models image by image on the same data: paired differences, classes, images and settings that differ."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import reduce

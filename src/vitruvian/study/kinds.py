@@ -1,7 +1,5 @@
 """The table of studies that train models, from `studies.toml`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files

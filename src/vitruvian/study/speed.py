@@ -1,7 +1,5 @@
 """Figure 12: images per second and the largest batch that fits in memory, by input size, of models without weights."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Fine-tuning of models on tasks: Table 5 and VTAB, with a reason for each missing number."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence

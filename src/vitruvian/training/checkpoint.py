@@ -1,7 +1,5 @@
 """Checkpoints: folders of safetensors and JSON with the whole state of a run, each complete or absent."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading
@@ -163,7 +161,7 @@ def free_name(path: Path) -> Path:
     return next(candidate for candidate in candidates if not candidate.exists())
 
 
-def read_position(checkpoint: Path) -> Position:
+def read_position(checkpoint: Path) -> "Position":
     try:
         return Position(**read_object(checkpoint / POSITION, raises=TrainingError))
     except TypeError as error:

@@ -1,7 +1,5 @@
 """The processes of a run: a single one, or those that torchrun started."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Few-shot accuracy of the model in training, at every evaluation (recipe setting `eval_fewshot`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """BiT-HyperRule: the length, resolution and Mixup of a fine-tuning by the number and the size of the images."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from statistics import median

@@ -1,7 +1,5 @@
 """Masked-patch pre-training (Section 4.6): a ViT that predicts the colors or pixels of masked patches."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -55,7 +53,7 @@ class MaskedViT(ViT):
         return outputs.view(len(pixels), -1, outputs.shape[-1]).clone()  # FSDP loses its hook on a view
 
     @classmethod
-    def around(cls, model: Model, recipe: Recipe) -> MaskedViT:
+    def around(cls, model: Model, recipe: Recipe) -> "MaskedViT":
         """A copy of a ViT for masked-patch pre-training; ConfigError if its architecture cannot be trained that way."""
         problem = ""
         if not isinstance(model, ViT):

@@ -1,7 +1,5 @@
 """Apply the corrections of the review page: write a new manifest of a dataset, whose files are not changed."""
 
-from __future__ import annotations
-
 import csv
 import os
 from collections.abc import Callable

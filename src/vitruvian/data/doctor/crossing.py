@@ -1,7 +1,5 @@
 """What crosses a split and makes its accuracy too high: groups on both sides, and near duplicates."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

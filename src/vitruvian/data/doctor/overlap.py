@@ -1,7 +1,5 @@
 """Images of one dataset that are also in others: found, reported, and left out of a clean manifest."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence

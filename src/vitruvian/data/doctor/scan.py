@@ -4,8 +4,6 @@ A sketch of 1,152 bytes is enough to recognize an image again and to compare it 
 brightness (Y) and 8x8 of each color difference (Cb, Cr), from 0 to 255.
 """
 
-from __future__ import annotations
-
 import hashlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
