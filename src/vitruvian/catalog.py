@@ -67,18 +67,10 @@ HYBRIDS: dict[str, tuple[str, tuple[int, ...], int]] = {
     "R50+ViT-L/32": ("L", (3, 4, 6, 3), 1),
 }
 
-RESNETS: dict[str, tuple[tuple[int, ...], int]] = {
-    # name: units in the stages, width factor
-    "BiT-R50x1": ((3, 4, 6, 3), 1),
-    "BiT-R50x2": ((3, 4, 6, 3), 2),
-    "BiT-R50x3": ((3, 4, 6, 3), 3),
-    "BiT-R101x1": ((3, 4, 23, 3), 1),
-    "BiT-R101x3": ((3, 4, 23, 3), 3),
-    "BiT-R152x1": ((3, 8, 36, 3), 1),
-    "BiT-R152x2": ((3, 8, 36, 3), 2),
-    "BiT-R152x4": ((3, 8, 36, 3), 4),
-    "BiT-R200x3": ((3, 24, 36, 3), 3),
-}
+BIT_UNITS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
+"""Depth of a BiT ResNet -> the units in its stages."""
+BIT_SIZES = ((50, 1), (50, 2), (50, 3), (101, 1), (101, 3), (152, 1), (152, 2), (152, 4), (200, 3))
+"""Depth and width factor of the published ones."""
 
 
 def _variants() -> dict[str, ModelConfig]:
@@ -99,8 +91,8 @@ def _variants() -> dict[str, ModelConfig]:
     add("ViT", "M/16 M/32 b/16 b/32 g/14 G/14")
     for name, (size, stages, patch) in HYBRIDS.items():
         table[name] = plain(size, patch).replace(stem=StemConfig(stages=stages))
-    for name, (stages, factor) in RESNETS.items():
-        table[name] = ResNetConfig(stages=stages, width=64 * factor)
+    for depth, factor in BIT_SIZES:
+        table[f"BiT-R{depth}x{factor}"] = ResNetConfig(stages=BIT_UNITS[depth], width=64 * factor)
     table["AxialResNet-50"] = ResNetConfig(axial=True)
     # Figure 13: each block becomes one over rows and one over columns
     add("Axial-ViT", "B/16 B/32", attention="axial", depth=24, cls_token=False, pool="mean")

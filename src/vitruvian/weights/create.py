@@ -15,7 +15,7 @@ from vitruvian.model.build import Model, build, empty
 from vitruvian.model.lora import plain_state
 from vitruvian.model.vit import ViT, take_indices
 from vitruvian.settings import check_choice
-from vitruvian.weights.families.timm_config import find_architecture, rows
+from vitruvian.weights.families.timm_config import Architecture, find_architecture, rows
 from vitruvian.weights.load import assemble, load
 
 TIMM_ARGUMENTS = {
@@ -103,10 +103,13 @@ def create_model(
     return model
 
 
+def timm_architecture(name: str) -> Architecture | None:
+    return find_architecture(name.removeprefix("timm/").partition(".")[0])
+
+
 def architecture(name: str) -> ModelConfig:
     """The config of an architecture by any name, with the numerics of the library that uses the name."""
-    known = find_architecture(name.removeprefix("timm/").partition(".")[0])
-    if known is not None:
+    if (known := timm_architecture(name)) is not None:
         return known.config
     config = resolve(name)
     is_torchvision = re.fullmatch(r"vit_[blh]_\d\d", name)
@@ -115,7 +118,7 @@ def architecture(name: str) -> ModelConfig:
 
 def translate(config: ModelConfig, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Our settings for arguments with our names or timm's. None means that an argument is not given, as in timm."""
-    known, settings = [field.name for field in fields(config)], dict[str, Any]()
+    names, known, settings = [field.name for field in fields(config)], timm_architecture(name), dict[str, Any]()
     given = {key: value for key, value in changes.items() if value is not None}
     for key, value in given.items():
         ours = TIMM_ARGUMENTS.get(key, key)
@@ -123,8 +126,8 @@ def translate(config: ModelConfig, name: str, changes: Mapping[str, Any]) -> dic
             if value:
                 raise ConfigError(f"{key}={short_repr(value)} is not supported: {UNSUPPORTED[key]}")
             continue
-        if ours not in known:
-            raise UnknownNameError(f"setting of {name}", key, [*known, *TIMM_ARGUMENTS])
+        if ours not in names:
+            raise UnknownNameError(f"setting of {name}", key, [*names, *TIMM_ARGUMENTS])
         if ours != key and given.get(ours, value) != value:
             raise ConfigError(
                 f"{key}={short_repr(value)} contradicts {ours}={short_repr(given[ours])}", hint="give one"
@@ -133,16 +136,10 @@ def translate(config: ModelConfig, name: str, changes: Mapping[str, Any]) -> dic
             check_choice(key, value, TIMM_POOLS)
             value = TIMM_POOLS[value]
             if value != config.pool:  # the norm follows the mean, unless the architecture fixes its place
-                fixed = known_norm(name)
+                fixed = known and known.fc_norm
                 settings["norm_after_pool"] = value == "mean" if fixed is None else fixed
         settings[ours] = value
     return settings
-
-
-def known_norm(name: str) -> bool | None:
-    """Whether timm's architecture has its final norm after the pooling in any case; None if that follows the mean."""
-    known = find_architecture(name.removeprefix("timm/").partition(".")[0])
-    return None if known is None else known.fc_norm
 
 
 def adapt(model: Model, settings: Mapping[str, Any]) -> Model:

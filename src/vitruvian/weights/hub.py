@@ -423,13 +423,8 @@ def _check(path: Path, promised: int | None, promised_md5: str, sha256_prefix: s
 
 # The 50,000 checkpoints of "How to train your ViT?" (AugReg), found by the index file of their release.
 AUGREG_INDEX = f"{catalog.AUGREG}/index.csv"
-AUGREG_DATASETS = {
-    "imagenet": "i1k",
-    "imagenet-1k": "i1k",
-    "imagenet1k": "i1k",
-    "imagenet21k": "i21k",
-    "imagenet-21k": "i21k",
-}
+AUGREG_DATASETS = dict.fromkeys(("imagenet", "imagenet-1k", "imagenet1k"), "i1k")
+AUGREG_DATASETS |= dict.fromkeys(("imagenet21k", "imagenet-21k"), "i21k")
 AUGREG_COLUMNS = (
     "name",
     "ds",
@@ -457,11 +452,8 @@ def find_augreg(terms: str, index: str | Path | None = None) -> list[dict[str, A
         HubError: There is no index file; says where to get it.
         FileError: It is not the index, or no checkpoint has these terms.
     """
-    path = (
-        Path(index).expanduser()
-        if index
-        else cache_folder() / catalog.web_address(AUGREG_INDEX).removeprefix("https://")
-    )
+    default = cache_folder() / catalog.web_address(AUGREG_INDEX).removeprefix("https://")
+    path = Path(index).expanduser() if index else default
     if not path.is_file():
         hint = f"download {catalog.web_address(AUGREG_INDEX)} and put it there, or pass its path with --index"
         raise HubError("the index of the AugReg checkpoints is not here", where=path, hint=hint)

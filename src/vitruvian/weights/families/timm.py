@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from vitruvian.catalog import title_of
+from vitruvian.catalog import BIT_UNITS, title_of
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, TIMM_NUMERICS, ModelMeta, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError, argument
 from vitruvian.settings import Size
@@ -283,12 +283,12 @@ class TimmBit(Family[ResNetConfig]):
         return config.replace(style="timm_bit")
 
 
-BIT_DEPTHS: dict[tuple[int, ...], int] = {(3, 4, 6, 3): 50, (3, 4, 23, 3): 101, (3, 8, 36, 3): 152}
 BIT_NAMES = [f"resnetv2_{size}_bit" for size in ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")]
 
 
 def bit_name(config: ResNetConfig) -> str:
-    return f"resnetv2_{BIT_DEPTHS.get(config.stages)}x{config.width / 64:g}_bit"
+    depth = next((depth for depth, units in BIT_UNITS.items() if units == config.stages), None)
+    return f"resnetv2_{depth}x{config.width / 64:g}_bit"
 
 
 class TimmMixer(Timm):
