@@ -1,6 +1,8 @@
 """Recipe files: each is complete and trains; changes are typed, and errors name the setting."""
 
 import dataclasses
+import tomllib
+from importlib.resources import files
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import build
 from vitruvian.training import Recipe, read_recipe, recipe_names, train
 from vitruvian.training.initial_model import config_of, model_for
-from vitruvian.training.recipe import OTHER_NAMES, change_recipe, to_toml
+from vitruvian.training.recipe import change_recipe, to_toml
 from vitruvian.training.train import architecture_for, choose_recipe
 from vitruvian.weights.save import save
 
@@ -188,11 +190,12 @@ def test_a_wrong_change_is_one_line_that_says_what_is_wanted(change, text):
 
 
 def test_a_name_from_elsewhere_stands_for_one_setting_that_exists():
-    words = [word for others in OTHER_NAMES.values() for word in others.split()]
+    names = tomllib.loads((files("vitruvian") / "other_names.toml").read_text(encoding="utf-8"))
+    words = [word for others in names.values() for word in others.split()]
     assert len(set(words)) == len(words)
     assert not {field.name for field in dataclasses.fields(Recipe)}.intersection(words)
     tables = {"": Recipe(epochs=1), "architecture": ViTConfig(), "augment": Augment(), "lora": LoraConfig()}
-    for meant in OTHER_NAMES:
+    for meant in names:
         for name in meant.split(" (")[0].split("=")[0].split(" and "):
             where, _, key = name.rpartition(".")
             assert hasattr(tables[where], key), name

@@ -10,6 +10,7 @@ import os
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -383,78 +384,16 @@ def changed_values(table: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
 OWNED = {"augment.image_size": "image_size", "augment.mean": "preprocess.mean", "augment.std": "preprocess.std"}
 """Settings of the augmentation that are derived from others."""
 
-OTHER_NAMES = {
-    "lr": "learning_rate lr_max max_lr base_lr lr0 blr",
-    "lrs": "learning_rates",
-    "min_lr": "end_lr lr_min lr_end eta_min final_lr",
-    "warmup": "warmup_steps warmup_epochs warmup_ratio lr_warmup_epochs lr_warmup_steps warmup_lr",
-    "cooldown": "cooldown_epochs cooldown_steps",
-    "schedule": "sched scheduler lr_scheduler lr_schedule lr_scheduler_type",
-    "optimizer": "opt optim optimiser",
-    "betas": "opt_betas adam_beta1 adam_beta2 beta1 beta2",
-    "weight_decay": "wd decay l2",
-    "layer_decay": "lr_decay layer_lr_decay layerwise_lr_decay llrd",
-    "grad_clip": "clip clip_grad clip_grad_norm gradient_clip gradient_clip_val max_grad_norm",
-    "grad_accum_steps": "grad_accum gradient_accumulation_steps accumulate_grad_batches accum_iter",
-    "lora.rank": "lora_r lora_rank",
-    "lora.alpha": "lora_alpha",
-    "lora.targets": "target_modules lora_targets",
-    "lora.dora": "use_dora dora",
-    "grad_checkpointing": "gradient_checkpointing activation_checkpointing",
-    "batch_size (images in a step over all processes)": "batch bs train_batch_size per_device_train_batch_size",
-    "epochs": "num_epochs num_train_epochs max_epochs n_epochs",
-    "steps": "max_steps num_steps iterations iters total_steps",
-    "loss=bce": "bce_loss",
-    "label_smoothing": "smoothing label_smoothing_factor smooth",
-    "teacher": "teacher_model teacher_path teacher_model_name_or_path",
-    "distillation (logits, token or features)": "distillation_type",
-    "distillation_weight": "distillation_alpha kd_weight kd_alpha",
-    "distillation_temperature": "distillation_tau kd_temperature",
-    "precision (float32, bfloat16 or float16)": "amp amp_dtype fp16 bf16 dtype mixed_precision",
-    "compile": "torchcompile torch_compile",
-    "average=ema": "ema model_ema",
-    "ema_decay": "model_ema_decay",
-    "patch_drop": "patch_drop_rate token_drop",
-    "architecture.dropout": "drop drop_rate dropout dropout_rate hidden_dropout_prob",
-    "architecture.attention_dropout": "attn_drop attn_drop_rate attention_probs_dropout_prob",
-    "architecture.drop_path": "drop_path drop_path_rate stochastic_depth stochastic_depth_prob "
-    "architecture.drop_path_rate",
-    "architecture.tome_r": "tome_r tome token_merging merge_tokens",
-    "image_size": "img_size input_size resolution train_crop_size val_crop_size size",
-    "model": "arch model_name",
-    "weights": "pretrained finetune checkpoint initial_checkpoint model_name_or_path",
-    "workers": "num_workers dataloader_num_workers j",
-    "seed": "random_seed random_state",
-    "aug_repeats": "ra_reps repeated_aug",
-    "val_fraction": "val holdout val_split validation_split train_val_split",
-    "eval_every (in epochs)": "eval_steps eval_interval eval_freq",
-    "eval_batch_size": "val_batch_size validation_batch_size per_device_eval_batch_size",
-    "log_every": "log_interval logging_steps print_freq",
-    "checkpoint_steps": "save_steps save_interval save_every",
-    "keep_checkpoints": "save_total_limit checkpoint_hist",
-    "patience": "early_stopping early_stopping_patience",
-    "monitor": "eval_metric metric_for_best_model",
-    "final=best": "load_best_model_at_end",
-    "augment.mixup_alpha": "mixup mixup_alpha",
-    "augment.cutmix_alpha": "cutmix cutmix_alpha",
-    "augment.random_erasing": "reprob random_erase random_erasing erasing",
-    "augment.hflip": "hflip hflip_prob flip",
-    "augment.scale": "scale",
-    "augment.ratio": "ratio",
-    "augment.rand_augment": "aa auto_augment autoaugment randaugment rand_augment",
-    "augment.rand_augment_magnitude": "magnitude",
-    "augment.color_jitter": "color_jitter jitter",
-    "augment.mixup_prob": "mixup_prob",
-}
-"""Settings, and their names in timm, transformers, torchvision and similar libraries."""
-
-
-FROM_DATA = {
-    "num_classes": "the data, which has one folder or label per class",
-    "classes": "the data, which has one folder or label per class",
-    "num_labels": "the data, which has one folder or label per class",
-}
+FROM_DATA = dict.fromkeys(("num_classes", "classes", "num_labels"), "the data, which has one folder or label per class")
 """Settings of other libraries that have no setting here."""
+
+
+@cache
+def names_elsewhere() -> dict[str, str]:
+    """Our settings by their names in other libraries."""
+    content = parse_toml((files("vitruvian") / "other_names.toml").read_bytes(), "other_names.toml")
+    return {other: name for name, others in content.items() for other in others.split()}
+
 
 RECIPES = files("vitruvian") / "recipes"
 
@@ -520,8 +459,7 @@ def recipe_from_table(table: Mapping[str, Any], where: str = "") -> Recipe:
             plain = key.strip().lower().replace("-", "_")
             if plain in FROM_DATA:
                 raise ConfigError(f"{key} cannot be set: it comes from {FROM_DATA[plain]}")
-            synonyms = {other: name for name, others in OTHER_NAMES.items() for other in others.split()}
-            if name := synonyms.get(plain, plain if plain in known else ""):
+            if name := names_elsewhere().get(plain, plain if plain in known else ""):
                 raise ConfigError(f"unknown setting {key!r}: called {name} here")
         recipe = Recipe.from_json(table)
         return recipe if "lr" in table else recipe.with_model_lr()

@@ -299,8 +299,8 @@ class VisionTransformer(ViT):
     def check(self, pixels: Tensor) -> None:
         super().check(pixels)
         if tuple(pixels.shape[-2:]) != self.config.image_size:
-            expected, given = ("x".join(map(str, size)) for size in (self.config.image_size, pixels.shape[-2:]))
-            raise ArchitectureError(f"the images have {given} pixels, the model takes {expected}")
+            expected, actual = ("x".join(map(str, size)) for size in (self.config.image_size, pixels.shape[-2:]))
+            raise ArchitectureError(f"the images have {actual} pixels, the model takes {expected}")
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         raise ConfigError("torchvision's models have no reset_classifier", hint="set model.heads.head")

@@ -119,8 +119,8 @@ def architecture(name: str) -> ModelConfig:
 def translate(config: ModelConfig, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Our settings for arguments with our names or timm's. None means that an argument is not given, as in timm."""
     names, known, settings = [field.name for field in fields(config)], timm_architecture(name), dict[str, Any]()
-    given = {key: value for key, value in changes.items() if value is not None}
-    for key, value in given.items():
+    arguments = {key: value for key, value in changes.items() if value is not None}
+    for key, value in arguments.items():
         ours = TIMM_ARGUMENTS.get(key, key)
         if key in UNSUPPORTED:
             if value:
@@ -128,9 +128,9 @@ def translate(config: ModelConfig, name: str, changes: Mapping[str, Any]) -> dic
             continue
         if ours not in names:
             raise UnknownNameError(f"setting of {name}", key, [*names, *TIMM_ARGUMENTS])
-        if ours != key and given.get(ours, value) != value:
+        if ours != key and arguments.get(ours, value) != value:
             raise ConfigError(
-                f"{key}={short_repr(value)} contradicts {ours}={short_repr(given[ours])}", hint="give one"
+                f"{key}={short_repr(value)} contradicts {ours}={short_repr(arguments[ours])}", hint="give one"
             )
         if key == "global_pool" and isinstance(config, ViTConfig):
             check_choice(key, value, TIMM_POOLS)

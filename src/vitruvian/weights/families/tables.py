@@ -188,10 +188,10 @@ def _read_tables() -> dict[str, Table]:
     resolved: dict[str, dict[str, Any]] = {}
     for name, section in content.items():
         lines = section.get("rows", "").strip().splitlines()
-        own = {key: tuple(value) if isinstance(value, list) else value for key, value in section.items()}
-        own["rows"] = tuple(row for line in lines for row in _parse_rows(line))
+        stated = {key: tuple(value) if isinstance(value, list) else value for key, value in section.items()}
+        stated["rows"] = tuple(row for line in lines for row in _parse_rows(line))
         fields = resolved[name] = dict[str, Any]()
-        for part in (*(resolved[other] for other in own.pop("include", ())), own):
+        for part in (*(resolved[other] for other in stated.pop("include", ())), stated):
             added = {key: fields[key] + part[key] for key in ("rows", "renames") if key in fields and key in part}
             fields |= part | added | {"ignored": fields.get("ignored", {}) | part.get("ignored", {})}
     return {name: Table(**fields) for name, fields in resolved.items()}

@@ -143,7 +143,7 @@ def find_architecture(name: str) -> Architecture | None:
 
 @cache
 def architectures() -> tuple[Architecture, ...]:
-    return tuple(found for name in rows() if (found := find_architecture(name)))
+    return tuple(known for name in rows() if (known := find_architecture(name)))
 
 
 PREPROCESS_KEYS = frozenset({"input_size", "interpolation", "crop_pct", "crop_mode", "mean", "std"})
