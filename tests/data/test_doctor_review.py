@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 import time
@@ -14,6 +15,7 @@ from vitruvian.cli.app import main
 from vitruvian.data.doctor import diagnose
 from vitruvian.data.doctor.corrections import apply_corrections
 from vitruvian.data.doctor.doctor_report import review_page, suspicious_labels
+from vitruvian.data.doctor.overlap import find_overlap, write_clean
 from vitruvian.data.formats import open_dataset
 from vitruvian.errors import DataError, FileError
 
@@ -89,6 +91,47 @@ def test_corrections_become_a_manifest_and_the_data_stay_as_they_are(photos, tmp
     again = corrections(tmp_path, ("train", 3, new.key(3), "a", strange))  # and of a manifest
     apply_corrections(tmp_path / "corrected.csv", again, tmp_path / "twice.csv")
     assert len(open_dataset(tmp_path / "twice.csv").train) == 27
+
+
+@pytest.mark.parametrize("extension", [".csv", ".jsonl"])
+def test_the_other_columns_of_a_manifest_are_kept(photos, tmp_path, extension):
+    folder = shutil.copytree(photos, tmp_path / "photos")
+    rows = [
+        {"file_name": f"photos/a/{i:02}.png", "label": "xy"[i % 2], "group": f"g{i // 2}", "age": 30 + i / 2,
+         "note": "one, two", "split": "val" if i == 1 else "train", "weight": 2}
+        for i in range(8)
+    ]  # fmt: skip
+    lines = [",".join(rows[0]), *(",".join(f'"{value}"' for value in row.values()) for row in rows)]
+    manifest = tmp_path / f"mine{extension}"
+    manifest.write_text("\n".join(lines if extension == ".csv" else map(json.dumps, rows)))
+    path = corrections(tmp_path, ("train", 1, "photos/a/02.png", "x", "y"), ("train", 2, "photos/a/03.png", "y", None))
+    out = folder.parent / "clean.csv"
+    assert apply_corrections(manifest, path, out).images == 7
+    with open(out, newline="") as file:
+        written = list(csv.DictReader(file))
+    expected = [{"path": row["file_name"], **{k: str(v) for k, v in row.items() if k != "file_name"}} for row in rows]
+    assert written == [{**row, "label": "y"} if i == 2 else row for i, row in enumerate(expected) if i != 3]
+
+
+@pytest.mark.parametrize(
+    ("rows", "header"),
+    [
+        ([{"label": ["red", "round"]}, {"label": []}, {"label": ["round", "red"]}], "path,labels"),
+        ([{"red": 1, "round": 0}, {"red": 0, "round": 1}, {"red": None, "round": 1}], "path,red,round"),
+    ],
+)
+def test_images_with_several_labels_keep_them_without_those_of_a_test_set(photos, rows, header):
+    manifest, out = photos.parent / "tags.jsonl", photos.parent / "clean.csv"
+    keys = [f"photos/a/{number:02}.png" for number in range(1, 4)]
+    manifest.write_text("\n".join(json.dumps({"path": key, **row}) for key, row in zip(keys, rows)))
+    (photos.parent / "test").mkdir(exist_ok=True)
+    shutil.copy(photos / "a" / "01.png", photos.parent / "test")
+    assert write_clean(manifest, find_overlap(manifest, [photos.parent / "test"]), out) == 2
+    assert out.read_text().splitlines()[0] == header
+    before, after = (open_dataset(path, accepts=["multi"]).train for path in (manifest, out))
+    assert after.classes == before.classes
+    assert [after.label_text(i) for i in range(2)] == [before.label_text(i) for i in (1, 2)]
+    assert np.array_equal(*(s.targets.rows(s.labels()[n:]) for s, n in ((before, 1), (after, 0))), equal_nan=True)
 
 
 @pytest.mark.parametrize(

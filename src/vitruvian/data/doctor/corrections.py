@@ -1,17 +1,21 @@
 """Apply the corrections of the review page: write a new manifest of a dataset, whose files are not changed."""
 
 import csv
+import json
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vitruvian.data.folder import FolderSource
 from vitruvian.data.formats import open_dataset
-from vitruvian.data.sources import Dataset
+from vitruvian.data.sources import Dataset, TargetSource
+from vitruvian.data.tables import OPTIONAL, SEVERAL, ManifestSource, cell_text, manifest_rows, parse_row
 from vitruvian.errors import DataError, FileError
 from vitruvian.files import atomic_path, read_object
+from vitruvian.targets import KINDS
 from vitruvian.text import printable
 
 FORMAT = 1
@@ -69,25 +73,59 @@ def check_manifest(data: str | Path, out: Path) -> None:
 def write_manifest(data: str | Path, out: Path, label_of: Callable[[Position, str], str | None]) -> int:
     """Write a manifest of a dataset of files with the labels that `label_of` returns; None leaves an image out.
 
-    Returns the number of images in it.
+    The other columns of a manifest are kept. Returns the number of images in the new one.
     """
     check_manifest(data, out)
-    dataset = open_dataset(data)
+    dataset = open_dataset(data, accepts=KINDS)
+    splits = {name: part.source if isinstance(part, TargetSource) else part for name, part in dataset.splits.items()}
+    sources = {name: source for name, source in splits.items() if isinstance(source, FolderSource)}
+    if len(sources) < len(splits):
+        reason = "the images are not files; manifests are for folders of images and for other manifests"
+        raise DataError(reason, where=dataset.name)
+    first = next(iter(sources.values()))
+    label_column = SEVERAL if dataset.target == "multi" and not dataset.columns else "label"
+    columns: Iterable[str] = ("path", label_column, *OPTIONAL)
+    rows = plain_rows(sources, label_column)
+    if isinstance(first, ManifestSource):
+        names = {name: None for _, row in manifest_rows(first.manifest, ()) for name in row}
+        columns = dict.fromkeys(label_column if name == first.layout.label else name for name in names)
+        rows = table_rows(first, label_column)
     with atomic_path(out) as new, open(new, "w", encoding="utf-8", newline="") as text:
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(("path", "label", "split", "weight"))
+        writer = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
+        writer.writeheader()
         count = 0
-        for split, source in dataset.splits.items():
-            if not isinstance(source, FolderSource):
-                reason = "the images are not files; manifests are for folders of images and for other manifests"
-                raise DataError(reason, where=dataset.name)
-            for index in range(len(source)):
-                label = label_of((split, index), source.classes[source.label(index)])
-                if label is not None:
-                    image = relative_path(os.path.abspath(out.parent), source.root / source.key(index))
-                    writer.writerow((image, label, split, f"{source.weight(index):g}"))
-                    count += 1
+        for position, row in rows:
+            source, index = sources[position[0]], position[1]
+            label = label_of(position, source.classes[source.label(index)])
+            if label is not None:
+                row["path"] = relative_path(os.path.abspath(out.parent), source.root / source.key(index))
+                if label_column in row:  # otherwise the labels or numbers have columns of their own
+                    row[label_column] = label
+                writer.writerow(row)
+                count += 1
     return count
+
+
+Rows = Iterator[tuple[Position, dict[str, str]]]  # cells by column; those of the path and the label are set later
+
+
+def plain_rows(sources: Mapping[str, FolderSource], label_column: str) -> Rows:
+    for split, source in sources.items():
+        for index in range(len(source)):
+            yield (split, index), {label_column: "", "split": split, "weight": f"{source.weight(index):g}"}
+
+
+def table_rows(source: ManifestSource, label_column: str) -> Rows:
+    """The rows of a manifest that list an image, in their order."""
+    counts: Counter[str] = Counter()
+    for position, row in manifest_rows(source.manifest, ()):
+        entry = parse_row(source.manifest, position, row, source.layout)
+        if entry is not None:
+            cells = {name: json.dumps(v) if isinstance(v, list | dict) else cell_text(v) for name, v in row.items()}
+            if source.layout.label in cells:
+                cells[label_column] = cells.pop(source.layout.label)
+            yield (entry.split, counts[entry.split]), cells
+            counts[entry.split] += 1
 
 
 def relative_path(folder: str, image: Path) -> str:

@@ -18,6 +18,7 @@ from vitruvian.data.formats import open_dataset, open_images
 from vitruvian.data.sources import PartSource, Source
 from vitruvian.errors import DataError
 from vitruvian.progress import Track, no_tracking
+from vitruvian.targets import KINDS
 from vitruvian.text import plural, printable
 
 MIRRORED = "mirror image"
@@ -87,7 +88,7 @@ def find_overlap(
         against: Test sets. Of a dataset with several splits, all but `train` are used.
         workers: Number of worker processes; it does not change the result.
     """
-    dataset = open_dataset(data)
+    dataset = open_dataset(data, accepts=KINDS)
     if not against:
         raise DataError("no dataset to compare with", where=dataset.name)
     own, others = dict(dataset.splits), evaluation_splits(against)
