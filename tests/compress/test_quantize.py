@@ -183,7 +183,7 @@ def test_the_loss_is_the_probability_that_changed_predictions_lose():
     after = torch.tensor([[1.0, 0, 0], [0, 1.0, 0], [1.0, 0, 0], [0, 1.0, 0]])
     sample = PixelSample(name="", pixels=np.zeros((4, 1, 1, 1), np.float32), labels=np.full(4, -1), space=None)
     found = accuracy_loss(model, probabilities.log(), after, sample)
-    assert (found.agreement, found.top1_after) == (75.0, None)
+    assert (found.agreement, found.after) == (75.0, None)
     assert found.expected == pytest.approx(100 * 0.3 / 4, rel=1e-5)
     assert found.points > found.expected
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from vitruvian.cli.options import DataRoot, Readers, flag, option, quick_imports, split_names
+from vitruvian.cli.options import DataRoot, Readers, TargetName, flag, option, quick_imports, split_names
 from vitruvian.progress import print_notes, print_status, track
 from vitruvian.tasks import Task, all_tasks, describe_pattern, find_task, get_task
 from vitruvian.tasks import data_root as find_data_root
@@ -38,6 +38,7 @@ def doctor(
     against: Annotated[list[str] | None, AGAINST] = None,
     vectors: Annotated[str | None, option("FOLDER", "Vectors of `vit embed` of these images, to compare them.")] = None,
     review: Annotated[Path | None, REVIEW] = None,
+    target: TargetName = None,
     apply: Annotated[Path | None, APPLY] = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the report.")] = False,
     workers: Readers = 2,
@@ -52,6 +53,7 @@ def doctor(
     from vitruvian.data.doctor.findings import report
     from vitruvian.data.formats import open_dataset
     from vitruvian.files import write_text
+    from vitruvian.targets import KINDS
 
     compared = model or vectors or drop or review
     if apply is not None:
@@ -80,7 +82,9 @@ def doctor(
         check_manifest(data, out)  # before all images are read
     elif out is not None and out.suffix.lower() == ".csv":
         raise typer.BadParameter("a .csv needs --drop, --apply or --against; the page is .html", param_hint="--out")
-    dataset = open_dataset(data)
+    dataset = open_dataset(data, target=target or "auto", accepts=KINDS)
+    if dataset.target != "single" and (review is not None or drop is not None):
+        raise typer.BadParameter("--review and --drop are for one class per image")
     values = None
     if model is not None:
         with quick_imports():

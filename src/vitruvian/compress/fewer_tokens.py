@@ -170,6 +170,8 @@ def fit_cascade(
     full = load(model) if isinstance(model, str | Path) else model
     if not isinstance(full.config, ViTConfig):
         raise ConfigError("cascades are for Vision Transformers")
+    if full.meta.target.kind != "single":
+        raise ConfigError("cascades are for models of one class per image")
     check_finite(full, full.meta.source or "the model")
     full_size = full.meta.preprocess.require_one_size("a cascade")
     cascade = CascadeConfig(image_size=None if image_size is None else as_size(image_size), tome_r=tome_r)

@@ -25,6 +25,8 @@ from vitruvian.engines.graph import ImageModel
 from vitruvian.errors import DataError
 from vitruvian.evaluation.evaluate import default_split
 from vitruvian.evaluation.label_spaces import LabelSpace, label_space
+from vitruvian.evaluation.target_evaluation import open_for
+from vitruvian.evaluation.target_metrics import MEASURES, scores_of
 from vitruvian.inference import Classifier, probabilities_of
 from vitruvian.model.build import Model
 from vitruvian.progress import Track, print_status, track
@@ -34,6 +36,8 @@ from vitruvian.text import plural
 
 MIN_IMAGES = 32  # fewest images to measure a loss on
 BATCH_SIZE = 16
+RESAMPLES = 100  # bootstrap resamples for the standard error of a metric of several labels or numbers
+SAME_NUMBER = 0.01  # standard deviations by which two predicted numbers may differ and count as the same
 ONE_SIDED = 1.645  # standard errors of a one-sided 95% confidence bound
 LOSS_NOTE = (
     "Maximum points lost: the larger of two estimates, one from the labels, one from the model's own probabilities for "
@@ -49,6 +53,7 @@ class PixelSample:
     pixels: NDArray[np.float32]  # (n, channels, rows, columns)
     labels: NDArray[np.int64]  # (n,) classes in the label space; -1 if unknown
     space: LabelSpace | None
+    targets: NDArray[np.float64] | None = None  # (n, K) of several labels or numbers; NaN if unknown
 
     def batches(self) -> list[Tensor]:
         return [self.tensor(slice(i, i + BATCH_SIZE)) for i in range(0, len(self.pixels), BATCH_SIZE)]
@@ -57,7 +62,8 @@ class PixelSample:
         return torch.from_numpy(np.array(self.pixels[rows]))
 
     def part(self, rows: slice) -> Self:
-        return dataclasses.replace(self, pixels=self.pixels[rows], labels=self.labels[rows])
+        targets = None if self.targets is None else self.targets[rows]
+        return dataclasses.replace(self, pixels=self.pixels[rows], labels=self.labels[rows], targets=targets)
 
     def logits(self, forward: Forward, label: str) -> Tensor:
         """Logits (n, K) of a model, with a progress bar."""
@@ -74,17 +80,19 @@ class AccuracyLoss:
     expected: float  # expected loss of top-1 in points, by the original model's probabilities
     expected_error: float  # standard error of `expected`
     labeled: int  # images whose label is a class of the model; the following fields are about these
-    top1_before: float | None = None
-    top1_after: float | None = None
-    top1_error: float | None = None  # standard error of the paired difference in top-1
+    before: float | None = None
+    after: float | None = None
+    error: float | None = None  # standard error of the paired difference
+    metric: str = "top-1"  # what these are: top-1 or mAP in percent, or the mean absolute error (MAE)
 
     @property
     def points(self) -> float:
         """Upper bound of the loss in points: the larger of the 95% bound of `expected` and the loss on labels."""
         bound = self.expected + ONE_SIDED * self.expected_error
-        if self.top1_before is None or self.top1_after is None:
+        if self.before is None or self.after is None:
             return bound
-        return max(bound, self.top1_before - self.top1_after)
+        change = 100 * (self.after / self.before - 1) if self.metric == "MAE" else self.before - self.after
+        return max(bound, change)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"points": self.points}
@@ -94,9 +102,9 @@ class AccuracyLoss:
             f"{self.images:,} images: {self.agreement:.1f}% same predictions, expected loss {self.expected:.2f} points "
             f"(standard error {self.expected_error:.2f})"
         )
-        if self.top1_before is not None:
-            text += f"; top-1 {self.top1_before:.2f} -> {self.top1_after:.2f} on {self.labeled:,} labels"
-            text += f" (standard error of the difference {self.top1_error:.2f})"
+        if self.before is not None:
+            text += f"; {self.metric} {self.before:.2f} -> {self.after:.2f} on {self.labeled:,} labels"
+            text += f" (standard error of the difference {self.error:.2f})"
         return text
 
 
@@ -109,14 +117,16 @@ def expected_losses(model: Model, before: Tensor, after: Tensor) -> Tensor:
 
 def accuracy_loss(model: Model, before: Tensor, after: Tensor, sample: PixelSample) -> AccuracyLoss:
     """Compare the logits (n, K) of the original and the faster model."""
+    if model.meta.target.kind != "single":
+        return target_loss(model, before, after, sample)
     lost = expected_losses(model, before, after)
     labeled = np.flatnonzero(sample.labels >= 0)
-    top1: dict[str, float] = {}
+    top1: dict[str, Any] = {}
     if sample.space is not None and len(labeled) >= MIN_IMAGES:
         correct = [sample.space.right_among_all(logits[labeled], sample.labels[labeled]) for logits in (before, after)]
         difference = correct[0].astype(float) - correct[1]
-        top1["top1_before"], top1["top1_after"] = (100 * float(values.mean()) for values in correct)
-        top1["top1_error"] = 100 * float(difference.std()) / sqrt(len(labeled))
+        top1["before"], top1["after"] = (100 * float(values.mean()) for values in correct)
+        top1["error"] = 100 * float(difference.std()) / sqrt(len(labeled))
     return AccuracyLoss(
         images=len(lost),
         agreement=100 * float((before.argmax(dim=1) == after.argmax(dim=1)).double().mean()),
@@ -124,6 +134,45 @@ def accuracy_loss(model: Model, before: Tensor, after: Tensor, sample: PixelSamp
         expected_error=100 * float(lost.std()) / sqrt(len(lost)),
         labeled=len(labeled),
         **top1,
+    )
+
+
+def target_loss(model: Model, before: Tensor, after: Tensor, sample: PixelSample) -> AccuracyLoss:
+    """The loss of several labels in mAP, or of numbers in percent of the mean absolute error.
+
+    Without labels it is the probability of changed decisions, or the change of numbers in percent of their standard
+    deviation.
+    """
+    target = model.meta.target
+    is_labels = target.kind == "multi"
+    old, new = (scores_of(outputs.numpy(), target) for outputs in (before, after))
+    if is_labels:
+        least = np.array(target.thresholds or (0.5,))
+        same = (old >= least) == (new >= least)
+        lost = np.where(same, 0.0, np.abs(2 * old - 1)).mean(axis=1)
+    else:
+        changes = np.abs(new - old) / np.array(target.std or (1.0,))
+        same, lost = changes < SAME_NUMBER, changes.mean(axis=1)
+    measured: dict[str, Any] = {"metric": "mAP" if is_labels else "MAE"}
+    labeled = np.zeros(0, np.int64)
+    if sample.targets is not None:
+        labeled = np.flatnonzero((~np.isnan(sample.targets)).any(axis=1))
+    if sample.targets is not None and len(labeled) >= MIN_IMAGES:
+        facts: dict[str, Any] = {"names": ("",) * old.shape[1], "indices": labeled, "loss": 0.0, "target": target}
+        truth, name = sample.targets[labeled], "map" if is_labels else "mae"
+        pair = [MEASURES[target.kind](targets=truth, scores=scores[labeled], **facts) for scores in (old, new)]
+        rng, n = np.random.default_rng(0), len(labeled)
+        draws = [np.bincount(rng.integers(n, size=n), minlength=n).astype(np.float64) for _ in range(RESAMPLES)]
+        differences = [pair[0].values(drawn)[name] - pair[1].values(drawn)[name] for drawn in draws]
+        measured["before"], measured["after"] = (one.values(np.ones(n))[name] for one in pair)
+        measured["error"] = float(np.nanstd(differences))
+    return AccuracyLoss(
+        images=len(lost),
+        agreement=100 * float(same.mean()),
+        expected=100 * float(lost.mean()),
+        expected_error=100 * float(lost.std()) / sqrt(len(lost)),
+        labeled=len(labeled),
+        **measured,
     )
 
 
@@ -147,17 +196,26 @@ def read_sample(classifier: Classifier, data: object, *, images: int, training: 
         reason = f"{plural(len(read), 'image')}, but at least {MIN_IMAGES} are needed to measure a loss"
         raise DataError(reason, where=source.name)
     labels = np.full(len(read), -1) if space is None else space.labels[np.asarray(source.labels())[read]]
-    return PixelSample(name=source.name, pixels=stored[: len(read)], labels=labels, space=space)
+    targets = None
+    if source.targets is not None and classifier.model.meta.target.kind != "single":
+        columns = [classifier.labels.index(name) if name in classifier.labels else -1 for name in source.classes]
+        rows = source.targets.rows(np.asarray(source.labels())[read])
+        targets = np.full((len(read), len(classifier.labels)), np.nan)
+        targets[:, [column for column in columns if column >= 0]] = rows[:, [column >= 0 for column in columns]]
+    return PixelSample(name=source.name, pixels=stored[: len(read)], labels=labels, space=space, targets=targets)
 
 
 def open_labeled(data: object, model: ImageModel, *, training: bool) -> tuple[Source, LabelSpace | None]:
     """The images, and the label space of their classes if the model has them."""
+    target = model.meta.target
     try:
-        dataset = open_dataset(data)
+        dataset = open_dataset(data) if target.kind == "single" else open_for(data, target, model.meta.labels or ())
     except DataError:
         splits = open_images(data)
         return next(iter(splits.values())), None
     split = dataset.splits["train" if training and "train" in dataset.splits else default_split(dataset.splits)]
+    if target.kind != "single":
+        return split, None
     try:
         return split, label_space(dataset.classes, labels=model.meta.labels, total=model.config.num_classes)
     except DataError:

@@ -122,12 +122,13 @@ class Optimized:
             loss = candidate.loss
             remark = "written" if candidate is self.chosen else "" if loss.points <= self.max_loss else "loses too much"
             speeds = f"{self.batch_size / candidate.seconds:.1f}", f"{self.speedup(candidate):.2f}"
-            top1 = "-" if loss.top1_after is None else f"{loss.top1_after:.2f}"
+            top1 = "-" if loss.after is None else f"{loss.after:.2f}"
             rows.append((candidate.name, *speeds, f"{loss.points:.2f}", f"{loss.agreement:.1f}", top1, remark))
         return rows
 
     def __str__(self) -> str:
-        columns = ("", ">images/s", ">speedup", ">max. points lost", ">same predictions %", ">top-1", "")
+        metric = f">{self.chosen.loss.metric}"
+        columns = ("", ">images/s", ">speedup", ">max. points lost", ">same predictions %", metric, "")
         return f"{table(columns, self.rows())}\n\n{self.chosen.name}: {self.headline}; {self.chosen.loss}"
 
 
@@ -271,6 +272,8 @@ class CompressionSearch:
         print_status(f"measuring the speed of {len(forwards)} candidates, in turn ...")
         seconds = self.timer(forwards, pixels)
         timed = [dataclasses.replace(item, seconds=seconds[item.name]) for item in self.candidates]
+        if self.model.meta.target.kind != "single":  # a cascade compares the probability of the best class
+            return timed
         return timed + self.cascades(timed)
 
     def has_time(self) -> bool:

@@ -219,8 +219,8 @@ def write_quantized(folder: Path, numbers: dict[str, Any], summary: str) -> Path
         f"speedup over float, batch size {numbers['batch_size']}": f"{numbers['speedup']:.2f}",
         "size": f"{numbers['bytes_after'] / 1e6:.1f} of {numbers['bytes_before'] / 1e6:.1f} MB",
     }
-    if loss["top1_before"] is not None:
-        tiles["top-1"] = f"{loss['top1_before']:.2f} -> {loss['top1_after']:.2f} %"
+    if loss["before"] is not None:
+        tiles[loss["metric"]] = f"{loss['before']:.2f} -> {loss['after']:.2f}"
     lines = []
     for layer in DENSE_LAYERS:
         blocks = {name.split(".")[1]: value for name, value in sensitivity.items() if name.endswith(layer)}
