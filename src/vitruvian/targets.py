@@ -4,8 +4,6 @@
 other datasets store a class index, and a `TargetTable` with the rows: 0, 1 or unknown for each label, or numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple

@@ -1,7 +1,5 @@
 """The commands of `vit` in groups, and how a command ends: its exit code and the one line of an error."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`vit models`, `vit convert` and `vit export`: the known models, and their weights in other formats."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """Decode image files to upright RGB, or raise an ImageError that explains the problem in one line."""
 
-from __future__ import annotations
-
 import bisect
 import importlib
 import importlib.util

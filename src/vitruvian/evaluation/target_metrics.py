@@ -4,8 +4,6 @@ Thresholds and margins are fitted on the images that are measured. Metrics that 
 images, those fitted on the other half, so that they are not flattered; all images fit what is saved with the model.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

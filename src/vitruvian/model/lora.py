@@ -4,8 +4,6 @@ LoRA (Hu et al., arXiv:2106.09685) replaces W x by W x + s B A x. DoRA (Liu et a
 length of each row of W + s B A. The fused layer of queries, keys and values has an update per part.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 This module is imported without torch, so that the other process starts quickly.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import pickle

@@ -5,8 +5,6 @@ of the training images that it holds out. Least squares selects its own, and the
 predictions, which need no further fits. So nothing is selected on the images it was fitted to.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import platform

@@ -1,7 +1,5 @@
 """The metrics of a run: `metrics.jsonl`, listeners, TensorBoard events and progress on the terminal."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ Add a loss to `LOSSES`; recipes then know its name. Knowledge distillation: logi
 after Tung and Mori 2019 (arXiv:1907.09682), which compares features of any widths.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import ChainMap
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The optimizer of a run: parameter groups, optimizers, learning-rate schedules, averaged weights (EMA, Polyak)."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The report of a training run: curves, confusion matrix, mistakes, data problems and settings on one page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ others with our names, which are also timm's: its fused layer of queries, keys a
 files also contain the description of the model, and a few of the weights that the adapter was trained on.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Checks of single images (unreadable, blank, unusual), of classes (empty, tiny, unbalanced), labels and duplicates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """The HTML pages of `vit doctor`: all findings with their images, and the review of suspicious labels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any

@@ -1,7 +1,5 @@
 """The results of `vit doctor`: findings with examples, the diagnosis, and its lines for a terminal."""
 
-from __future__ import annotations
-
 import dataclasses
 import textwrap
 from collections.abc import Iterator
