@@ -536,7 +536,7 @@ class LoraConfig(Settings):
     dora: bool = False
     """DoRA: also learn the length of each row of the updated weights."""
     lr_scale: Annotated[float, Range(1e-6, 1e6)] = 10.0
-    """Learning rate of the updates as a multiple of `lr`, which is that of the head; `layer_decay` does not apply."""
+    """Learning rate of the updates as a multiple of `lr`, which is that of the head, in all layers."""
 
     def check(self) -> None:
         parts = self.parts

@@ -40,12 +40,17 @@ def peak_megabytes() -> float | None:
     return _memory_entry("VmHWM")
 
 
-def _memory_entry(entry: str) -> float | None:
+def _memory_entry(entry: str, file: str = "/proc/self/status") -> float | None:
     with suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        for line in Path(file).read_text(encoding="utf-8").splitlines():
             if line.startswith(f"{entry}:"):
                 return int(line.split()[1]) / 1024
     return None
+
+
+def free_megabytes() -> float | None:
+    """Memory that new allocations can use without swapping."""
+    return _memory_entry("MemAvailable", "/proc/meminfo")
 
 
 def trim_memory() -> None:

@@ -56,25 +56,25 @@ def test_the_version_is_the_packages(vit):
 TRAINED_STUDY = "--out --set --json --recipe --rows --columns --seeds --plan"
 OPTIONS = {
     "predict": "--model -m --labels --template --top --json --out --sort-into --merge --shard --on --split --piece "
-    "--max-unreadable --workers --batch-size --num-heads --image-size --device --engine --tome-r --adapter",
+    "--max-unreadable --workers --batch-size --num-heads --image-size --adapter --device --engine --tome-r",
     "embed": "--model -m --out --merge --json --shard --on --split --dtype --piece --max-unreadable --workers "
-    "--batch-size --num-heads --image-size --device --engine --adapter",
+    "--batch-size --num-heads --image-size --adapter --device --engine",
     "similar": "--in --text --top --model -m --exact --json --out",
     "models": "--json --augreg --index",
     "convert": "--to --labels --template --num-heads --image-size --patch-size --num-classes --half --config --json",
-    "train": "--recipe --arch --from --model -m --out --epochs --lr --batch-size --seed --image-size --freeze "
+    "train": "--recipe --arch --from --model -m --out --epochs --lr --batch-size --seed --image-size --freeze --lora "
     "--val-fraction --group-by --patience --precision --device --workers --set --resume --plan --cluster --recipes "
-    "--settings --auto-resume --lora",
-    "finetune": "--from --model -m --out --recipe --task --quick --lrs --seeds --steps --image-size --freeze "
+    "--settings --auto-resume --minutes --target",
+    "finetune": "--from --model -m --out --recipe --task --quick --lrs --seeds --steps --image-size --freeze --lora "
     "--val-fraction --group-by --patience --precision --device --epochs --lr --batch-size --seed --workers --set "
-    "--data-root --json --lora",
-    "probe": "--model -m --vectors --only --shots --neighbors --group-by --json --save --out --batch-size "
-    "--num-heads --image-size --device --engine --adapter",
+    "--data-root --json --minutes --target",
+    "probe": "--model -m --vectors --only --shots --neighbors --group-by --json --save --out "
+    "--batch-size --num-heads --image-size --adapter --device --engine",
     "evaluate": "--model -m --split --real --wordnet-ids --mappings --calibrated --template --flip --seed --json "
-    "--by --coverage --out --batch-size --num-heads --image-size --device --engine --tome-r --adapter",
-    "compare": "--data --split --json --out --batch-size --num-heads --image-size --device --engine --tome-r --adapter",
-    "explain": "--model -m --out --map --class --top --layer --head --patch --deletion --figures --reconstruct "
-    "--count --json --num-heads --image-size --device --engine --tome-r --adapter",
+    "--by --coverage --out --batch-size --num-heads --image-size --adapter --device --engine --tome-r",
+    "compare": "--data --split --json --out --batch-size --num-heads --image-size --adapter --device --engine --tome-r",
+    "explain": "--model -m --out --map --class --top --layer --head --patch --deletion --figures --reconstruct --count "
+    "--json --num-heads --image-size --adapter --device --engine --tome-r",
     "study table2": "--models --tasks --out --set --json --quick --recipe --seeds --data-root",
     "study table5": "--models --tasks --out --set --json --quick --recipe --seeds --data-root",
     "study vtab": "--models --out --set --json --quick --recipe --seeds --data-root",
@@ -95,8 +95,8 @@ OPTIONS = {
     "optimize": "--calibrate --max-loss --only --images --minutes --evaluate --engine --weight-bits --report "
     "--tome-r --image-size --split --batch-size --num-heads --json",
     "bench": "--model -m --engine --batches --rounds --image --plot --json --num-heads --image-size --tome-r",
-    "serve": "--model -m --host --port --batch-size --queue --max-mb --max-seconds --allow-host --image-size "
-    "--engine --adapter",
+    "serve": "--model -m --adapter --host --port --batch-size --queue --max-mb --max-seconds --allow-host "
+    "--image-size --engine",
     "demo": "--out --set",
 }
 

@@ -42,6 +42,7 @@ TaskData = Annotated[str, data_argument("a task (`vit datasets`)")]
 Seeds = Annotated[int, option("N", "Number of seeds to average over.", min=1)]
 Quick = Annotated[bool, flag("--quick", "Use one learning rate and one seed.")]
 Models = Annotated[str, option("W,W,...", "Weights to start from: files, directories or published names.")]
+Minutes = Annotated[float | None, option("N", "Choose the number of steps so that everything ends in N minutes.")]
 ARCH = option("NAME", "Architecture to train from scratch, with random weights (`vit models`).", "--arch")
 AUTO_RESUME = flag("--auto-resume", "Resume the run in --out if there is one, else start it.", ADVANCED)
 CLUSTER = option("'N x NAME'", "With --plan: estimate for other machines, such as '64 x A100'.", panel=ADVANCED)
@@ -68,6 +69,7 @@ def train(
     out: Annotated[Path | None, option("RUN", "Folder of the run [default: a new one in runs/].")] = None,
     resume: Annotated[str | None, option("RUN", "Resume this run.")] = None,
     auto_resume: Annotated[bool, AUTO_RESUME] = False,
+    minutes: Minutes = None,
     plan: Annotated[bool, flag("--plan", "Print what would run, with estimates of time and memory.")] = False,
     cluster: Annotated[str | None, CLUSTER] = None,
     recipes: Annotated[bool, flag("--recipes", "List the recipes and exit.")] = False,
@@ -109,7 +111,7 @@ def train(
         return
     if (data is None) == (resume is None):
         raise typer.BadParameter("give DATA to train on, or --resume RUN")
-    if resume is not None and (recipe or model or weights or out or plan):
+    if resume is not None and (recipe or model or weights or out or plan or minutes):
         raise typer.BadParameter(
             "--resume takes everything but --workers and some --set from the run, "
             "and --epochs to train a finished run longer"
@@ -121,15 +123,17 @@ def train(
     from vitruvian import training
 
     if plan:
+        from vitruvian.training.planning import choose_recipe, fit_minutes, plan_lines
         from vitruvian.training.planning import plan as make_plan
-        from vitruvian.training.planning import plan_lines
         from vitruvian.training.recipe import changed_keys
         from vitruvian.training.splits import DataRef, continue_from
-        from vitruvian.training.train import choose_recipe
 
         opened = DataRef(data)
         chosen = choose_recipe(opened, **start)
         chosen, notes = continue_from(chosen, opened.name, changed_keys(changes))
+        if minutes is not None:
+            chosen, more = fit_minutes(opened, chosen, minutes, changed_keys(changes))
+            notes = [*notes, *more]
         estimate = make_plan(opened, chosen)
         print("\n".join(plan_lines(estimate)))
         print_notes([*estimate.splits.notes, *notes])
@@ -137,7 +141,7 @@ def train(
     if resume is not None:
         run = training.resume(resume, settings=changes)
     else:
-        run = training.train(data, **start, out=out, auto_resume=auto_resume)
+        run = training.train(data, **start, out=out, auto_resume=auto_resume, minutes=minutes)
     if prints_results():
         print_run(run)
 
@@ -185,6 +189,7 @@ def finetune(
     lrs: Annotated[str | None, option("LR,LR,...", "Learning rates to sweep, instead of the recipe's.")] = None,
     seeds: Seeds = SEEDS,
     steps: Annotated[int | None, option("N", "Training steps of each trial.", min=1)] = None,
+    minutes: Minutes = None,
     data_root: DataRoot = None,
     as_json: Annotated[bool, flag("--json", "Print the result as one JSON object.")] = False,
 ) -> None:
@@ -196,18 +201,24 @@ def finetune(
     """
     from vitruvian.training.finetune import finetune as run_protocol
     from vitruvian.training.finetune import protocol_for
+    from vitruvian.training.recipe import changed_keys
 
     set_data_root(data_root)
+    changes = options.changes(steps=steps)
+    if minutes is not None and {"epochs", "steps"} & changed_keys(changes):
+        raise typer.BadParameter("--minutes chooses the steps; leave out --epochs and --steps")
     protocol = protocol_for(
         data,
         weights,
         recipe=recipe,
         task=get_task(task) if task else None,
-        settings=options.changes(steps=steps),
+        settings=changes,
         lrs=() if lrs is None else parse_lrs(lrs),
         seeds=seeds,
     )
-    sweep = run_protocol(protocol.quick() if quick else protocol, out)
+    protocol = protocol.quick() if quick else protocol
+    protocol = protocol if minutes is None else protocol.within(minutes, changed_keys(changes))
+    sweep = run_protocol(protocol, out)
     if prints_results():
         print(json.dumps(sweep.to_json())) if as_json else print_sweep(sweep)
         if sweep.unreadable:

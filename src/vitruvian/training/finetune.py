@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +32,7 @@ from vitruvian.training.hyperrule import apply_hyperrule
 from vitruvian.training.initial_model import model_for, target_of, without_shape
 from vitruvian.training.journal import Listener, ProgressListener
 from vitruvian.training.loop import Diverged
+from vitruvian.training.planning import fit_minutes
 from vitruvian.training.recipe import (
     DESCRIPTION,
     HARMLESS,
@@ -117,6 +118,19 @@ class Protocol:
         """A copy with one seed and one learning rate: the recipe's if it is in `lrs`, else the first."""
         lr = self.recipe.lr if self.recipe.lr in self.lrs else self.lrs[0]
         return replace(self, lrs=(lr,), seeds=1)
+
+    def within(
+        self, minutes: float, keys: Container[str] = (), report: Callable[[str], None] = print_status
+    ) -> Protocol:
+        """A copy whose trials, one after the other, end in this time, without changes to the settings in `keys`.
+
+        `report` receives what was chosen.
+        """
+        trials = self.seeds + (len(self.lrs) if len(self.lrs) > 1 else 0)
+        recipe, notes = fit_minutes(DataRef(self.data), self.recipe.replace(validation="dev"), minutes / trials, keys)
+        for note in notes:
+            report(f"note: {note}, for each of {trials} trials")
+        return replace(self, recipe=recipe.replace(validation=self.recipe.validation))
 
     def settings(self) -> dict[str, Any]:
         """The settings, as JSON values, that must be equal for two sweeps to share trials."""

@@ -91,6 +91,7 @@ class Trainer:
         transforms: CustomTransforms = NO_TRANSFORMS,
     ) -> None:
         self.recipe, self.splits, self.processes, self.transforms = recipe, splits, processes, transforms
+        self.grad_accum_steps = recipe.grad_accum_steps  # more after running out of memory
         self.model = model.to(processes.device)
         self.augment = augment_for(recipe, model)
         self.batches = TrainingBatches(splits.train, recipe, self.augment, processes, transforms.train_transform)
@@ -156,10 +157,10 @@ class Trainer:
             parts = (pixels, targets, teacher, weights)
             if recipe.sam_rho:
                 torch.manual_seed(seed)
-            self.backward(parts, sums)
+            self.backward(parts, sums, seed)
             if recipe.sam_rho:
                 torch.manual_seed(seed)  # the same dropout in both passes
-                again = partial(self.backward, parts, torch.zeros_like(sums))
+                again = partial(self.backward, parts, torch.zeros_like(sums), seed)
                 sharpness_aware(self.model, again, rho=recipe.sam_rho, alpha=recipe.gsam_alpha)
 
             set_lr(self.optimizer, self.schedule.lr_at(step))
@@ -175,10 +176,32 @@ class Trainer:
                 self.average.update(step)
         return sums
 
-    def backward(self, parts: tuple[Tensor, ...], sums: Tensor) -> None:
-        """Add up the gradients of a batch, in `grad_accum_steps` parts; adds its losses and correct ones to `sums`."""
+    def backward(self, parts: tuple[Tensor, ...], sums: Tensor, seed: int) -> None:
+        """Compute the gradients of a batch, and set its losses and correct ones in `sums`.
+
+        The batch is split into `grad_accum_steps` parts, and into twice as many whenever a part needs too much memory.
+        """
         B = len(parts[0])
-        count = min(self.recipe.grad_accum_steps, B)
+        while True:
+            try:
+                return self.accumulate(parts, sums)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                if self.processes.is_distributed or self.grad_accum_steps >= B:
+                    hint = "set a larger grad_accum_steps, a smaller image_size, or grad_checkpointing=true"
+                    count = f"{-(-B // self.grad_accum_steps)} of {B} images at a time"
+                    raise TrainingError(f"out of memory with {count}", hint=hint) from error
+            self.grad_accum_steps *= 2
+            self.model.zero_grad(set_to_none=True)
+            sums[:2] = 0
+            torch.manual_seed(seed)
+            if self.processes.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def accumulate(self, parts: tuple[Tensor, ...], sums: Tensor) -> None:
+        B = len(parts[0])
+        count = min(self.grad_accum_steps, B)
         for index, (x, y, teacher, weights) in enumerate(zip(*(tensor.tensor_split(count) for tensor in parts)), 1):
             with nullcontext() if index == count else no_sync(self.module):
                 losses, correct = self.objective.losses(self.module, x, y, teacher)
@@ -264,7 +287,11 @@ class Loop:
         for batch in self.batches.from_step(position.step):
             if self.is_early_stop():
                 break
+            before = self.trainer.grad_accum_steps
             self.sums.append(self.trainer.step(batch, position.step))
+            if self.trainer.grad_accum_steps != before:
+                count = f"splitting each batch into {self.trainer.grad_accum_steps} parts (grad_accum_steps)"
+                notify(self.listeners, f"out of memory in step {position.step + 1}: {count}")
             position.step += 1
             position.unreadable.update(batch.unreadable)
             # A resumed run repeats this order.
@@ -515,6 +542,11 @@ class Loop:
             is_elsewhere = position.best_step != position.step or bool(self.recipe.lora.rank)
             run.remove_old(self.recipe, keep_best=self.recipe.final == "best" and is_elsewhere)
         self.processes.barrier()
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a GPU, or the allocator of the CPU, ran out of memory."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate" in str(error)
 
 
 def gather(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,15 +1,16 @@
-"""The cost of a run: measured on a few of its steps here, or counted for a cluster."""
+"""The recipe of a run and its cost: measured on a few of its steps here, or counted for a cluster."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import statistics
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,19 +21,25 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vitruvian.catalog import find_published
-from vitruvian.config import ModelConfig, ViTConfig
+from vitruvian import catalog
+from vitruvian.catalog import find_published, resolve
+from vitruvian.config import ModelConfig, ResNetConfig, ViTConfig
 from vitruvian.cost import multiply_adds, parameters
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.loader import Batch
-from vitruvian.errors import ConfigError, DataError, UnknownNameError, argument
+from vitruvian.errors import ConfigError, DataError, TrainingError, UnknownNameError, argument
+from vitruvian.machine import free_megabytes
+from vitruvian.settings import check_range
 from vitruvian.text import format_bytes, format_duration
 from vitruvian.training.distributed import process_group
-from vitruvian.training.initial_model import config_of, model_for, target_of
+from vitruvian.training.hyperrule import apply_hyperrule
+from vitruvian.training.initial_model import HEAD_IMAGES, config_of, model_for, scale_size, target_of, without_shape
 from vitruvian.training.loop import Trainer
 from vitruvian.training.optimizer import OPTIMIZERS
-from vitruvian.training.recipe import Recipe
+from vitruvian.training.recipe import Recipe, change_recipe, changed_keys, read_recipe
+from vitruvian.training.run_folder import absolute_path
 from vitruvian.training.splits import (
+    DataRef,
     Splits,
     fit_batch_size,
     resolution_stages,
@@ -40,12 +47,69 @@ from vitruvian.training.splits import (
     split_data,
     validation_loader,
 )
-from vitruvian.training.train import choose_recipe
+from vitruvian.weights import hub
 
+SIZE_SETTINGS = {"depth", "width", "mlp_dim", "num_heads", "stem"}  # model settings that the name of a model decides
 VALUE_BYTES = 4  # weights, gradients and optimizer state are float32 in every precision
 MAX_STEPS = 20
 SLOW_SECONDS = 5.0  # a step that would take longer is measured on a part of its batch
 FIRST_IMAGES = 2  # number of images in the first step in which memory is measured; the second has twice as many
+
+
+def choose_recipe(
+    data: object,
+    recipe: str | Path | Recipe | None = None,
+    *,
+    model: str | None = None,
+    weights: str | Path | None = None,
+    settings: Sequence[str] = (),
+) -> Recipe:
+    """The recipe that `train` uses for these arguments; by default it depends on the data."""
+    if model and not weights and (Path(model).expanduser().exists() or catalog.find_published(model)):
+        raise TrainingError(
+            f"{model} is weights, not an architecture", hint=f"to start from them, give {argument('weights')}"
+        )
+    if model and weights:
+        raise TrainingError(
+            f"{argument('model')} trains from scratch, {argument('weights')} starts from weights: give one of the two"
+        )
+    if recipe is None:
+        ref, recipe = DataRef.of(data), "scratch" if model else "photos"
+        if not weights and ref.name == "digits":
+            recipe = "digits"
+        elif not weights and ref.open(target_in(settings)).name.lower().startswith("cifar"):
+            recipe = "cifar10"
+        if recipe == "photos" and not weights:
+            weights = hub.default_source("weights")
+    chosen = recipe if isinstance(recipe, Recipe) else read_recipe(recipe)
+    if model:
+        chosen = chosen.replace(weights="", architecture=architecture_for(chosen, model))
+        settings = (f"model={json.dumps(model)}", *settings)
+    if weights:
+        chosen = chosen.replace(weights=absolute_path(weights), architecture=without_shape(chosen))
+    if chosen.bit_hyperrule:
+        if data is None:
+            raise ConfigError("the length of this recipe follows the number of images; give DATA")
+        chosen = apply_hyperrule(change_recipe(chosen, settings), DataRef.of(data).open(target_in(settings)).train)
+    return change_recipe(chosen, settings)
+
+
+def target_in(settings: Sequence[str]) -> str:
+    """The target that changes to a recipe set."""
+    changes = [change for change in settings if changed_keys([change]) == {"target"}]
+    return change_recipe(Recipe(steps=1), changes).target
+
+
+def architecture_for(recipe: Recipe, model: str) -> dict[str, Any]:
+    """The part of a recipe's architecture that applies to another model: all but the size, which its name decides."""
+    settings = {key: value for key, value in recipe.architecture.items() if key not in SIZE_SETTINGS}
+    config = resolve(model)
+    if settings.get("representation_size") and isinstance(config, ViTConfig):
+        settings["representation_size"] = config.width
+    if isinstance(config, ResNetConfig):
+        known = {field.name for field in fields(ResNetConfig)}
+        return {key: value for key, value in settings.items() if key in known}
+    return settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,6 +178,84 @@ def plan(data: object, recipe: Recipe, *, seconds: float = 10.0) -> TrainingPlan
             training_seconds=step_seconds * work / works[0],
             evaluation_seconds=evaluations * len(splits.validation) * image_seconds,
         )
+
+
+RESERVE = 0.1  # fraction of the time for starting, the report, and steps that are slower than the measured ones
+MIN_EPOCHS = 2  # below this, a run from weights is made cheaper instead of shorter
+MEMORY_SHARE = 0.8  # of the memory that is free, for tensors
+CHEAPER: tuple[dict[str, float], ...] = (
+    {},
+    {"freeze_layers": 0.5},
+    {"freeze_layers": 0.5, "size": 2 / 3},
+    {"freeze_layers": 1.0, "size": 2 / 3},
+)
+"""Changes that make steps cheaper, tried in this order; `size` is a factor of the image side."""
+
+
+def fit_minutes(data: object, recipe: Recipe, minutes: float, keys: Container[str] = ()) -> tuple[Recipe, list[str]]:
+    """The recipe with a number of steps, and perhaps frozen layers and smaller images, that ends in time.
+
+    The steps are never more than the recipe's own. Batches that need more memory than is free are split.
+
+    Args:
+        data: The data of the run.
+        recipe: Its recipe.
+        minutes: Time for everything, including the measurement here.
+        keys: Settings that stay as they are.
+
+    Returns:
+        The recipe, and notes that say what was chosen.
+
+    Raises:
+        TrainingError: not even the evaluation at the end would be ready.
+    """
+    began = time.perf_counter()
+    check_range("minutes", minutes, 0.01)
+    is_given = any(key in keys for key in ("freeze_layers", "freeze", "image_size", "lora", "lora.rank", "enlarge"))
+    options = CHEAPER if recipe.weights and not recipe.resolutions and not is_given else CHEAPER[:1]
+    measured = plan(data, recipe, seconds=min(10.0, 3 * minutes))
+    full_size = measured.config
+    for option in options:
+        changed = recipe
+        if option:
+            changed = recipe.replace(freeze_layers=option["freeze_layers"])
+            if "size" in option:
+                changed = changed.replace(image_size=scale_size(full_size, option["size"])[0])
+            measured = plan(data, changed, seconds=min(10.0, 3 * minutes))
+        per_epoch = measured.steps / measured.epochs
+        evaluation = measured.evaluation_seconds / measured.evaluations
+        fixed = evaluation  # after the last step
+        if recipe.head_init != "zero" and recipe.weights:  # features of the images that the head is fitted to
+            fixed += evaluation * min(HEAD_IMAGES, len(measured.splits.train)) / max(1, len(measured.splits.validation))
+        left = 60 * minutes * (1 - RESERVE) - (time.perf_counter() - began) - fixed
+        between = evaluation * (measured.evaluations - 1) / measured.steps  # of the earlier evaluations, per step
+        steps = min(measured.steps, int(left / (measured.training_seconds / measured.steps + between)))
+        if steps >= min(measured.steps, MIN_EPOCHS * per_epoch):
+            break
+    if steps < 1:
+        needed = format_duration(60 * minutes - left)
+        reason = f"{argument('minutes', minutes, 'g')} is too short: about {needed} pass without a step"
+        raise TrainingError(reason, hint="give more time, or fewer images (max_train_samples)")
+    warmup = changed.warmup / measured.steps if changed.warmup >= 1 else changed.warmup  # the same fraction
+    split = changed.grad_accum_steps
+    free = MEMORY_SHARE * available_bytes(measured.device) - measured.weight_bytes
+    while measured.step_bytes * changed.grad_accum_steps / split > free > 0 and split < changed.batch_size:
+        split *= 2
+    notes = [f"minutes={minutes:g}: {steps:,} steps ({steps / per_epoch:.3g} epochs), as measured here"]
+    if option:
+        size = f" and images of {changed.image_size} pixels" if changed.image_size != recipe.image_size else ""
+        notes.append(f"to end in time: freeze_layers={changed.freeze_layers:g}{size}")
+    if split != changed.grad_accum_steps:
+        notes.append(f"grad_accum_steps={split}: a batch needs {format_bytes(measured.step_bytes)} of memory")
+    return changed.replace(steps=steps, epochs=0, warmup=warmup, grad_accum_steps=split), notes
+
+
+def available_bytes(device: str) -> float:
+    """Free memory of a device; infinite if the system does not say."""
+    if torch.device(device).type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    free = free_megabytes()
+    return math.inf if free is None else free * 2**20
 
 
 def extra_copies(recipe: Recipe) -> int:

@@ -8,28 +8,26 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields
 from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from vitruvian import __version__, catalog
+from vitruvian import __version__
 from vitruvian.catalog import resolve, title_of
-from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.cost import parameters
 from vitruvian.data.doctor.crossing import split_notes
 from vitruvian.data.transform import Transform
-from vitruvian.errors import ConfigError, TrainingError, argument
+from vitruvian.errors import TrainingError, argument
 from vitruvian.progress import print_status
 from vitruvian.report.html import PAGE
 from vitruvian.text import brief
 from vitruvian.training.checkpoint import Checkpoints, Position, free_name, read_position, verify, write_digests
 from vitruvian.training.distributed import process_group
-from vitruvian.training.hyperrule import apply_hyperrule
-from vitruvian.training.initial_model import initial_model, rebuild_model, without_shape
+from vitruvian.training.initial_model import initial_model, rebuild_model
 from vitruvian.training.journal import Listener, ProgressListener, TensorBoard, notify
 from vitruvian.training.loop import Loop, Trainer
+from vitruvian.training.planning import choose_recipe, fit_minutes
 from vitruvian.training.recipe import (
     DESCRIPTION,
     HARMLESS,
@@ -38,7 +36,6 @@ from vitruvian.training.recipe import (
     as_changes,
     change_recipe,
     changed_keys,
-    read_recipe,
 )
 from vitruvian.training.run_folder import (
     RESULT_FILE,
@@ -69,7 +66,6 @@ from vitruvian.weights.load import RUN_FILE, locate, published_name
 FEW_IMAGES = 50_000  # with fewer images, training from scratch is far worse than fine-tuning
 PHOTO_PIXELS = 64  # image side from which data counts as photos
 RESTART_SECONDS = 60  # how long processes restarted by torchrun wait for their predecessors to release the run
-SIZE_SETTINGS = {"depth", "width", "mlp_dim", "num_heads", "stem"}  # model settings that the name of a model decides
 
 
 def train(
@@ -85,6 +81,7 @@ def train(
     train_transform: Transform | None = None,
     progress: bool = True,
     auto_resume: bool = False,
+    minutes: float | None = None,
     **changes: Any,
 ) -> Run:
     """Train a model on images. Under torchrun, all processes call this.
@@ -104,6 +101,7 @@ def train(
         progress: Show progress on stderr.
         auto_resume: Resume the run in `out` if there is one with the same recipe, so that one call can start and
             continue a run.
+        minutes: Time for the run, from which the number of steps is chosen (see `fit_minutes`).
         changes: Settings of the recipe by keyword, such as `epochs=20` or `lr=1e-4` (see `Recipe`).
 
     Returns:
@@ -121,6 +119,11 @@ def train(
         chosen = chosen.replace(teacher=absolute_path(chosen.teacher))
     if chosen.eval_fewshot:
         chosen = chosen.replace(eval_fewshot=absolute_data(chosen.eval_fewshot))
+    if minutes is not None:
+        if auto_resume or {"epochs", "steps"} & changed_keys(settings):
+            raise TrainingError(f"{argument('minutes')} chooses the steps; leave out epochs, steps and auto_resume")
+        chosen, chosen_notes = fit_minutes(ref, chosen, minutes, changed_keys(settings))
+        notes = [*notes, *chosen_notes]
     if auto_resume and out is None:
         raise TrainingError(f"auto_resume needs {argument('out')}, the folder of the run to start or continue")
     with process_group(chosen.device) as processes, ExitStack() as stack:
@@ -307,62 +310,6 @@ def resume(
                 raise TrainingError(reason, where=best, hint="restore them, or start a new run")
             trainer.restore(checkpoint, position)
         return Loop(trainer, run.folder, position, listeners).run()
-
-
-def choose_recipe(
-    data: object,
-    recipe: str | Path | Recipe | None = None,
-    *,
-    model: str | None = None,
-    weights: str | Path | None = None,
-    settings: Sequence[str] = (),
-) -> Recipe:
-    """The recipe that `train` uses for these arguments; by default it depends on the data."""
-    if model and not weights and (Path(model).expanduser().exists() or catalog.find_published(model)):
-        raise TrainingError(
-            f"{model} is weights, not an architecture", hint=f"to start from them, give {argument('weights')}"
-        )
-    if model and weights:
-        raise TrainingError(
-            f"{argument('model')} trains from scratch, {argument('weights')} starts from weights: give one of the two"
-        )
-    if recipe is None:
-        ref, recipe = DataRef.of(data), "scratch" if model else "photos"
-        if not weights and ref.name == "digits":
-            recipe = "digits"
-        elif not weights and ref.open(target_in(settings)).name.lower().startswith("cifar"):
-            recipe = "cifar10"
-        if recipe == "photos" and not weights:
-            weights = hub.default_source("weights")
-    chosen = recipe if isinstance(recipe, Recipe) else read_recipe(recipe)
-    if model:
-        chosen = chosen.replace(weights="", architecture=architecture_for(chosen, model))
-        settings = (f"model={json.dumps(model)}", *settings)
-    if weights:
-        chosen = chosen.replace(weights=absolute_path(weights), architecture=without_shape(chosen))
-    if chosen.bit_hyperrule:
-        if data is None:
-            raise ConfigError("the length of this recipe follows the number of images; give DATA")
-        chosen = apply_hyperrule(change_recipe(chosen, settings), DataRef.of(data).open(target_in(settings)).train)
-    return change_recipe(chosen, settings)
-
-
-def target_in(settings: Sequence[str]) -> str:
-    """The target that changes to a recipe set."""
-    changes = [change for change in settings if changed_keys([change]) == {"target"}]
-    return change_recipe(Recipe(steps=1), changes).target
-
-
-def architecture_for(recipe: Recipe, model: str) -> dict[str, Any]:
-    """The part of a recipe's architecture that applies to another model: all but the size, which its name decides."""
-    settings = {key: value for key, value in recipe.architecture.items() if key not in SIZE_SETTINGS}
-    config = resolve(model)
-    if settings.get("representation_size") and isinstance(config, ViTConfig):
-        settings["representation_size"] = config.width
-    if isinstance(config, ResNetConfig):
-        known = {field.name for field in fields(ResNetConfig)}
-        return {key: value for key, value in settings.items() if key in known}
-    return settings
 
 
 def check_start(recipe: Recipe, transforms: CustomTransforms) -> None:
