@@ -5,7 +5,9 @@ import signal
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from vitruvian.training import Listener
@@ -82,3 +84,13 @@ def same_model(first, second):
     """Whether the model directories of two runs have the same files with the same bytes."""
     contents = [{path.name: path.read_bytes() for path in (Path(run) / "model").iterdir()} for run in (first, second)]
     return contents[0] == contents[1] and set(contents[0]) == {"config.json", "model.safetensors"}
+
+
+def folder_of(path, **classes):
+    """A folder with so many images of each class."""
+    rng = np.random.default_rng(0)
+    for name, count in classes.items():
+        (path / name).mkdir(parents=True)
+        for number in range(count):
+            Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(path / name / f"{number}.png")
+    return path

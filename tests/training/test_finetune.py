@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 from making_weights import TINY_RECIPE, tiny_weights
-from runs import TINY
+from runs import TINY, folder_of
 
 from forked import Forked, ranks, vit
 from vitruvian.data.formats import open_dataset
@@ -341,3 +341,23 @@ def test_a_class_that_only_the_measured_split_has_is_noted(tmp_path):
     assert (
         notes[-1] == "1 class has validation images but no training images: 'unheard'; they will all be misclassified"
     )
+
+
+def test_a_sweep_from_a_run_tests_on_the_images_that_the_run_held_out(tmp_path, capsys):
+    data = folder_of(tmp_path / "images", cat=12, dog=12)
+    small = ["steps=1", "batch_size=2", "workers=0", "image_size=32", "head_init=zero"]
+    given = [*small, "architecture.depth=1", "split_seed=3", "val_fraction=0.25"]
+    first = train(data, model="ViT-Ti/16", out=tmp_path / "first", settings=given)
+    protocol = protocol_for(data, first.folder, settings=small, lrs=(1e-3, 1e-2), seeds=1)
+    assert f"split_seed=3, val_fraction=0.25, seed=1, because {first.folder} was trained on" in capsys.readouterr().err
+    held_out = keys(split_data(data, first.recipe).validation)
+    assert held_out == keys(split_data(data, protocol.recipe.replace(validation="test")).validation)
+    dev = split_data(data, protocol.recipe.replace(validation="dev"))
+    assert not held_out & (keys(dev.train) | keys(dev.validation))
+    sweep = finetune(protocol, tmp_path / "sweep")
+    assert [note for trial in sweep.trials for note in Run(trial.folder).facts["notes"] if "other images" in note] == []
+    again = protocol_for(data, sweep.folder, settings=small, seeds=1)  # from a sweep as from a run
+    assert held_out == keys(split_data(data, again.recipe.replace(validation="test")).validation)
+    other = protocol_for(data, first.folder, settings=[*small, "split_seed=0"], lrs=(1e-3,), seeds=1)
+    (trial,) = finetune(other, tmp_path / "other").trials
+    assert "held out other images (split_seed=3" in str(Run(trial.folder).facts["notes"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from making_weights import tiny_weights
 from PIL import Image
-from runs import TINY, identical, lines, same_model, weights
+from runs import TINY, folder_of, identical, lines, same_model, weights
 from safetensors.torch import load_file
 
 from vitruvian.config import CascadeConfig, Preprocess, ResNetConfig
@@ -269,16 +269,6 @@ def test_a_line_of_metrics_has_the_usual_names(tmp_path):
     assert {"step", "epoch", "split", "loss", "top1", "top5", "count", "seconds"} <= last.keys()
     assert (first["split"], first["step"], last["split"], last["count"]) == ("train", 3, "val", 359)
     assert 0 <= first["top1"] <= 100
-
-
-def folder_of(path, **classes):
-    """A folder with so many images of each class."""
-    rng = np.random.default_rng(0)
-    for name, count in classes.items():
-        (path / name).mkdir(parents=True)
-        for number in range(count):
-            Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(path / name / f"{number}.png")
-    return path
 
 
 def on_folder(tmp_path, folder, *settings):

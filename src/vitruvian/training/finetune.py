@@ -22,7 +22,7 @@ from vitruvian.data.formats import BUILT_IN
 from vitruvian.errors import ConfigError, Interrupted, TrainingError, argument
 from vitruvian.evaluation.metrics import LOWER_IS_BETTER, MEASURE_NAMES, TARGET_NAMES
 from vitruvian.files import read_json, read_object, write_json, write_text
-from vitruvian.progress import print_status
+from vitruvian.progress import print_notes, print_status
 from vitruvian.report.html import PAGE, render
 from vitruvian.targets import KINDS
 from vitruvian.tasks import SEEDS, Metric, Task, task_of_data
@@ -52,7 +52,7 @@ from vitruvian.training.run_folder import (
     is_free,
     lock_folder,
 )
-from vitruvian.training.splits import NO_TRANSFORMS, DataRef, split_data
+from vitruvian.training.splits import NO_TRANSFORMS, DataRef, continue_from, split_data
 from vitruvian.training.train import check_start, resume, train
 from vitruvian.weights.description import fingerprint
 from vitruvian.weights.load import SWEEP_FILE
@@ -276,6 +276,8 @@ def protocol_for(
         if lrs:
             raise ConfigError(f"give {argument('lr', chosen.lr, 'g')} or {argument('lrs')} to select from, not both")
         lrs = (chosen.lr,)
+    chosen, notes = continue_from(chosen, absolute_data(data), keys)
+    print_notes(notes)
     return Protocol(
         data=absolute_data(data),
         recipe=chosen,

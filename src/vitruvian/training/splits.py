@@ -36,7 +36,7 @@ from vitruvian.training.run_folder import absolute_data
 from vitruvian.weights.load import run_facts
 
 MAX_NAMES = 3  # classes that a note names
-TEST_SEED = 0  # seed for holding a test split out of data without one
+FOR_TESTING = " for testing"  # in the description of held-out images
 HOLD_OUT_SETTINGS = ("split_seed", "val_fraction", "group_by", "fold")  # decide which images are held out
 
 
@@ -185,8 +185,8 @@ def protocol_splits(dataset: Dataset, recipe: Recipe) -> tuple[Source, Source, s
     elif test is None and dev is not None:
         test, dev, validation_is = dev, None, "the split 'val'"
     elif test is None:
-        train, test, validation_is = hold_out_groups(train, share, TEST_SEED, by)
-        validation_is += " for testing"
+        train, test, validation_is = hold_out_groups(train, share, recipe.split_seed, by)
+        validation_is += FOR_TESTING
     validation = test
     if recipe.validation == "dev":
         validation_is = "the split 'val'"
@@ -241,8 +241,8 @@ def from_json(value: Any) -> Any:
 
 def leakage_notes(data: str, recipe: Recipe, splits: Splits) -> list[str]:
     """A note for each run (of the weights or the teacher) that held out other images of the same data."""
-    validation_is = splits.validation_is
-    if "held out" not in validation_is:  # a split that no run trains on
+    validation_is = splits.validation_is.removesuffix(FOR_TESTING)
+    if "held out" not in validation_is or recipe.validation == "dev":  # a split, or images that only choose an lr
         return []
     images = len(splits.train) + len(splits.validation)
 
@@ -259,7 +259,7 @@ def leakage_notes(data: str, recipe: Recipe, splits: Splits) -> list[str]:
         count = facts.get("training_images", 0) + facts.get("validation_images", 0)
         if count != images and not recipe.max_train_samples and not facts["recipe"].get("max_train_samples"):
             before, now = f"{before}, {count:,} images", f"{now}, {images:,} images"
-        if facts.get("validation") == validation_is and before == now:
+        if str(facts.get("validation")).removesuffix(FOR_TESTING) == validation_is and before == now:
             continue
         notes.append(
             f"{folder} held out other images ({before}; here {now}) and was trained on images that are held out here: "

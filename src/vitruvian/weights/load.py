@@ -195,7 +195,8 @@ def locate(source: str | Path) -> Path:
 def run_facts(source: str | Path, data: str) -> tuple[Path, dict[str, Any]] | None:
     """The folder and run.json of the run that trained this model, if it was trained on `data`, a path or a name."""
     path = Path(source).expanduser()
-    run = next((folder for folder in (path, path.parent) if (folder / RUN_FILE).is_file()), None)
+    trials = sorted(path.glob("test-*")) if (path / SWEEP_FILE).is_file() else []
+    run = next((folder for folder in (path, path.parent, *trials) if (folder / RUN_FILE).is_file()), None)
     if run is None or not path.is_dir() or not data:
         return None
     facts = read_object(run / RUN_FILE)
