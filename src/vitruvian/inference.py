@@ -577,7 +577,7 @@ class Classifier(Encoder):
 
     def _logits(self, pixels: Tensor) -> Tensor:
         cascade = self.model.meta.cascade
-        if cascade is None:
+        if cascade is None or (len(pixels) == 1 and isinstance(self.model, Graph) and self.model.single is not None):
             return self.compute("", pixels)
         logits = self._first_pass().logits(first_pass_pixels(pixels, cascade)).clone()
         unsure = ~(probabilities_of(self.model, logits).amax(dim=-1) > cascade.threshold)  # also NaN

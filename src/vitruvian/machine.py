@@ -30,6 +30,11 @@ def processor_flags() -> set[str]:
     return set((_cpuinfo().get("flags") or _cpuinfo().get("features") or "").split())
 
 
+def has_vnni() -> bool:
+    """Whether the processor is known to add 8-bit products in 32 bits, without saturation."""
+    return bool({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"} & processor_flags())
+
+
 def resident_megabytes() -> float | None:
     """Memory that this process uses now."""
     return _memory_entry("VmRSS")

@@ -1,5 +1,7 @@
 """The fastest model within a loss is written and used by `vit predict`."""
 
+import json
+
 import pytest
 import torch
 from compress_models import LABELS, faster, tiny_model
@@ -7,11 +9,12 @@ from compress_models import LABELS, faster, tiny_model
 import vitruvian as vt
 from vitruvian.compress import fewer_tokens
 from vitruvian.compress.loss import AccuracyLoss
-from vitruvian.compress.optimize import Candidate, CompressionSearch, Optimized, frontier, optimize_page
+from vitruvian.compress.optimize import Candidate, CompressionSearch, Optimized, fastest_single, frontier, optimize_page
 from vitruvian.compress.smooth import dense_layers
 from vitruvian.config import CascadeConfig
+from vitruvian.engines import graph
 from vitruvian.engines.export import export
-from vitruvian.errors import ConfigError, ConversionError
+from vitruvian.errors import CheckpointError, ConfigError, ConversionError
 
 
 def test_the_page_draws_the_frontier_and_names_what_was_written():
@@ -81,6 +84,47 @@ def test_layers_with_equal_weights_stay_float_and_the_search_continues(images, t
         vt.quantize(model, tmp_path / "q.onnx", calibrate=images, evaluate=images)
 
 
+def candidate(points=0.0, **changes):
+    loss = AccuracyLoss(images=10, agreement=100.0, expected=points, expected_error=0.0, labeled=0)
+    return Candidate(**{"engine": "onnxruntime", "int8_layers": 0, "loss": loss, "path": "graph", **changes})
+
+
+def test_single_images_have_the_fastest_graph_for_them():
+    batches = candidate(int8_layers=8, seconds=1.0, single_seconds=0.3)
+    exact = candidate(engine="openvino", seconds=2.0, single_seconds=0.2)
+    others = [
+        candidate(points=9.0, single_seconds=0.1),
+        candidate(engine="torch", path="", single_seconds=0.1),
+        candidate(cascade=CascadeConfig(threshold=0.5, tome_r=(1, 0)), single_seconds=0.1),
+    ]
+    assert fastest_single([batches, exact, *others], batches, 0.5) is exact
+    weights = others[1]
+    assert fastest_single([batches, exact, *others], weights, 0.5) is weights
+    assert fastest_single([batches, *others], batches, 0.5) is batches
+
+
+@pytest.mark.slow
+def test_a_folder_may_hold_a_graph_for_single_images(tmp_path, capsys, monkeypatch):
+    batches, single, pixels = tiny_model(), tiny_model(depth=1), torch.randn(3, 3, 16, 16)
+    export(batches, tmp_path / "model.onnx")
+    export(single, tmp_path / "single.onnx")
+    (tmp_path / "cascade.json").write_text(json.dumps(CascadeConfig(threshold=0.0, image_size=8).to_json()))
+    classifier = vt.Classifier(tmp_path)
+    torch.testing.assert_close(classifier.logits(pixels[:1]), single(pixels[:1]).detach(), rtol=0, atol=1e-4)
+    (tmp_path / "cascade.json").unlink()
+    classifier = vt.Classifier(tmp_path)
+    torch.testing.assert_close(classifier.logits(pixels), batches(pixels).detach(), rtol=0, atol=1e-4)
+    monkeypatch.setattr(graph, "installed", lambda: ["torch"])
+    torch.testing.assert_close(
+        vt.Classifier(tmp_path).logits(pixels[:1]), batches(pixels[:1]).detach(), rtol=0, atol=1e-4
+    )
+    assert "note: single images are computed like batches, because onnxruntime is not" in capsys.readouterr().err
+    monkeypatch.undo()
+    export(tiny_model(num_classes=2, depth=1), tmp_path / "single.onnx")
+    with pytest.raises(CheckpointError, match=r"single\.onnx: its input or output differs from that of the graph"):
+        vt.Classifier(tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["onnxruntime", pytest.param("openvino", marks=pytest.mark.openvino)])
 def test_a_cascade_of_graphs_runs_the_full_model_if_the_first_pass_is_uncertain(engine, tmp_path):
@@ -137,9 +181,13 @@ def test_a_search_without_time_measures_the_engines_alone(images, tmp_path, monk
 )
 def test_the_headline_states_the_speedup_and_whether_time_ran_out(seconds, timed_out, headline):
     loss = AccuracyLoss(images=10, agreement=100.0, expected=0.0, expected_error=0.0, labeled=0)
-    first, other = (Candidate(engine="torch", int8_layers=0, loss=loss, seconds=s) for s in (1.0, seconds))
+    first, other = (
+        Candidate(engine="torch", int8_layers=0, loss=loss, seconds=s, single_seconds=s) for s in (1.0, seconds)
+    )
     common = {"path": "fast", "max_loss": 1.0, "batch_size": 1, "sample": "10 images"}
-    result = Optimized(**common, candidates=(first, other), chosen=other, baseline=first, timed_out=timed_out)
+    result = Optimized(
+        **common, candidates=(first, other), chosen=other, single=other, baseline=first, timed_out=timed_out
+    )
     assert result.headline == headline
     assert result.to_json()["timed_out"] == timed_out
     assert headline in str(result)

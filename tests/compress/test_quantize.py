@@ -16,7 +16,15 @@ from vitruvian.config import CascadeConfig, ResNetConfig
 from vitruvian.engines import runtimes
 from vitruvian.engines.export import export
 from vitruvian.engines.graph import open_graph
-from vitruvian.errors import ConfigError, ConversionError, DataError, FileError, MissingExtraError, UnknownNameError
+from vitruvian.errors import (
+    CheckpointError,
+    ConfigError,
+    ConversionError,
+    DataError,
+    FileError,
+    MissingExtraError,
+    UnknownNameError,
+)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +34,7 @@ def quantized(images, tmp_path_factory):
     model.meta = model.meta.replace(
         cascade=CascadeConfig(threshold=0.0, image_size=8)
     )  # the whole model is what becomes int8
-    report = vt.quantize(model, path, calibrate=images, evaluate=images, max_loss=10, timer=faster)
+    report = vt.quantize(model, path, calibrate=images, evaluate=images, max_loss=10, weight_bits=7, timer=faster)
     model.meta = model.meta.replace(cascade=None)
     return model, path, report
 
@@ -165,6 +173,31 @@ def test_bad_requests_are_refused_before_anything_is_read(images, tmp_path, monk
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     with pytest.raises(MissingExtraError, match="onnx"):
         vt.quantize(tiny_model(), tmp_path / "q.onnx", **given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [7, 8])
+def test_a_graph_with_8_bit_weights_is_refused_on_processors_without_vnni(tmp_path, monkeypatch, bits):
+    model = tiny_model()
+    ready, inputs = int8.prepare(model, [PIXELS], bits)
+    export(ready, tmp_path / "float.onnx")
+    write_int8(tmp_path / "float.onnx", tmp_path / "q.onnx", ready, int8.rounded_layers(ready, inputs, bits))
+    monkeypatch.setattr(runtimes, "has_vnni", lambda: True)
+    assert open_graph(tmp_path / "q.onnx").meta.labels == LABELS
+    monkeypatch.setattr(runtimes, "has_vnni", lambda: False)
+    if bits == 7:
+        open_graph(tmp_path / "q.onnx")
+    else:
+        with pytest.raises(
+            CheckpointError, match=r"q\.onnx: its 8-bit weights saturate on this processor, which has no"
+        ):
+            open_graph(tmp_path / "q.onnx")
+
+
+@pytest.mark.parametrize(("vnni", "bits"), [(True, 8), (False, 7)])
+def test_the_processor_decides_the_bits_of_the_weights(monkeypatch, vnni, bits):
+    monkeypatch.setattr(int8, "has_vnni", lambda: vnni)
+    assert int8.default_bits() == bits
 
 
 def test_too_few_images_measure_no_loss(images, tmp_path):

@@ -161,7 +161,7 @@ def test_an_engine_is_chosen_while_torch_computes_and_then_computes_the_rest(mod
     results = [engine(pixels)]
     (choice,) = engine.choices
     choice.thread.join()
-    results += [engine(pixels) for _ in range(20)]
+    results += [engine(pixels) for _ in range(25)]
     for result in results:
         torch.testing.assert_close(result, model(pixels).detach())
     torch.testing.assert_close(engine(pixels, "features"), model.features(pixels).detach())
@@ -180,6 +180,31 @@ def test_a_choice_that_a_short_job_began_is_completed_at_its_end(model, candidat
     choose.finish_choices()
     assert choose.remembered_mode(model, pixels).engine == "onnxruntime"
     assert capsys.readouterr().err.endswith("Ctrl-C skips it ...\nnote: the next time uses onnxruntime\n")
+
+
+def test_a_choice_that_takes_too_long_is_left_for_the_next_job(model, candidates, monkeypatch, capsys):
+    monkeypatch.setattr(choose, "FINISH_SECONDS", 0.0)
+    engine, pixels = choose.Engine(model, "auto"), torch.zeros(8, 3, 16, 16)
+    engine.expect(16)
+    engine(pixels)
+    engine.choices[0].thread.join()
+    choose.finish_choices()
+    assert choose.remembered_mode(model, pixels) is None
+    assert capsys.readouterr().err.endswith("note: the next job chooses again\n")
+
+
+def test_the_shortest_times_decide_after_a_warm_up():
+    slow, late, fast = RunMode("torch"), RunMode("onnxruntime"), RunMode("openvino")
+    trial = choose.EngineTrial(dict.fromkeys((slow, late, fast)), 4)
+    for seconds in ((1.0, 9.0, 9.0), (9.0, 1.4, 1.0)):
+        assert trial.best is None
+        for mode, time in zip((slow, late, fast), seconds):
+            trial.add(mode, time)
+    assert list(trial.seconds) == [late, fast]
+    for _ in range(choose.TRIAL_ROUNDS - 1):
+        trial.add(late, 0.9)
+        trial.add(fast, 5.0)
+    assert trial.best == late
 
 
 def test_a_failed_choice_leaves_torch(model, candidates, monkeypatch, capsys):

@@ -33,7 +33,7 @@ def test_even_pieces_have_their_own_session(tmp_path, monkeypatch):
 
     def open_session(path, engine, *, split, batch_size):
         opened.append(batch_size)
-        return lambda pixels: torch.full((len(pixels), 1), float(batch_size))
+        return lambda pixels, output: torch.full((len(pixels), 1), float(batch_size))
 
     monkeypatch.setattr(runtimes, "Session", open_session)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)

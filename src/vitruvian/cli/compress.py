@@ -42,7 +42,7 @@ IMAGES = option("N", "Maximum number of images that measure the loss.", panel=SE
 MINUTES = option("N", "Time limit for trying candidates; the final measurement comes after.", panel=SEARCH, min=0.0)
 EVALUATE = option("DATA", "Other images for measuring the loss, with labels if there are any.", panel=INT8)
 INT8_ENGINE = typer.Option(help="Engine that will run the model and is timed.", rich_help_panel=INT8)
-WEIGHT_BITS = option("N", "7 is exact on every processor, 8 on those with VNNI.", panel=INT8, min=7, max=8)
+WEIGHT_BITS = option("N", "7 for every processor, 8 with VNNI [default: for this one].", panel=INT8, min=7, max=8)
 REPORT = option("FOLDER", "Write the results as JSON and report.html.", panel=INT8, file_okay=False)
 TOME_R = option("R", "Tokens to merge per layer, such as 8.", panel=TOKENS, parser=parse_tome_r)
 FIRST_SIZE = option("SIZE", "Input size of a cascade's first pass.", panel=TOKENS, parser=parse_size)
@@ -100,7 +100,7 @@ def optimize(
     minutes: Annotated[float, MINUTES] = 7.0,
     evaluate: Annotated[str | None, EVALUATE] = None,
     engine: Annotated[Literal["onnxruntime", "openvino"], INT8_ENGINE] = "onnxruntime",
-    weight_bits: Annotated[int, WEIGHT_BITS] = 7,
+    weight_bits: Annotated[int | None, WEIGHT_BITS] = None,
     report: Annotated[Path | None, REPORT] = None,
     tome_r: Annotated[Any, TOME_R] = None,
     image_size: Annotated[Any, FIRST_SIZE] = None,

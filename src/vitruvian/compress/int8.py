@@ -1,9 +1,9 @@
 """Int8 for the dense layers of a model: activation ranges, GPTQ rounding of weights, and each layer's sensitivity.
 
 Activations have one scale per layer, found on calibration images; weights have one per output channel. Residual sums,
-norms, softmax, patch embedding and head stay float. Weights use 7 of the 8 bits: processors without VNNI add two
-products in 16 bits, which saturates with larger weights, so a file that is right on one machine would be wrong on
-another.
+norms, softmax, patch embedding and head stay float. Processors without VNNI add two products in 16 bits, which
+saturates with weights of 8 bits. So these are for processors with VNNI, and their files are refused on others;
+elsewhere weights use 7 bits, which is right on every processor.
 """
 
 from collections import defaultdict
@@ -19,7 +19,7 @@ from torch import Tensor
 from vitruvian.compress.smooth import channel_maxima, dense_layers, hook_inputs, smooth
 from vitruvian.engines.export import Forward
 from vitruvian.errors import ConversionError, argument
-from vitruvian.machine import processor_flags
+from vitruvian.machine import has_vnni
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.progress import Track, no_tracking
@@ -27,8 +27,6 @@ from vitruvian.weights.load import with_merging
 
 # n tokens, D channels of a layer's input, O of its output
 
-WEIGHT_BITS = 7
-VNNI = {"avx512_vnni", "avx_vnni", "asimddp"}  # flags of processors that add 8-bit products in 32 bits
 LEVELS = 255  # steps of an 8-bit activation
 TOKENS_PER_BATCH = 256  # number of tokens per batch to fit the range of an activation on
 QUANTILES = (1.0, 0.9999, 0.999, 0.998, 0.995)  # fractions of the values that a candidate range covers
@@ -180,12 +178,12 @@ class Int8Layer:
     scale: Tensor  # (O, 1)
 
 
-def has_vnni() -> bool:
-    """Whether the processor is known to add 8-bit products without saturation."""
-    return bool(VNNI & processor_flags())
+def default_bits() -> int:
+    """8 bits of the weights on processors with VNNI, else 7."""
+    return 8 if has_vnni() else 7
 
 
-def prepare(model: Model, batches: Sequence[Tensor], bits: int = WEIGHT_BITS) -> tuple[ViT, dict[str, Int8Input]]:
+def prepare(model: Model, batches: Sequence[Tensor], bits: int = 7) -> tuple[ViT, dict[str, Int8Input]]:
     """The smoothed model in eval mode, and the int8 inputs of its dense layers."""
     dense_layers(model)  # raises if it is not a ViT
     assert isinstance(model, ViT)
@@ -193,7 +191,7 @@ def prepare(model: Model, batches: Sequence[Tensor], bits: int = WEIGHT_BITS) ->
     return smoothed, fit_inputs(smoothed, batches, bits)
 
 
-def rounded_layers(model: ViT, inputs: Mapping[str, Int8Input], bits: int = WEIGHT_BITS) -> dict[str, Int8Layer]:
+def rounded_layers(model: ViT, inputs: Mapping[str, Int8Input], bits: int = 7) -> dict[str, Int8Layer]:
     """All dense layers in int8, with each weight rounded to the nearest: fast to compute."""
     layers, quantized = dense_layers(model), dict[str, Int8Layer]()
     for name, layer_input in inputs.items():

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from vitruvian.compress.int8 import Int8Layer
 from vitruvian.compress.smooth import dense_layers
 from vitruvian.engines.export_attention import split_qkv
+from vitruvian.engines.runtimes import REQUIRES_KEY
 from vitruvian.errors import ConversionError, require
 from vitruvian.model.encoder import Attention
 from vitruvian.model.vit import ViT
 
+MAX_7_BITS = 63  # largest weight that does not saturate without VNNI
 UNROUNDED = ".unrounded"  # suffix of the names of nodes that read a quantized tensor as it was before quantization
 
 
@@ -41,6 +43,7 @@ def write_int8(graph: Path, path: Path, model: ViT, quantized: Mapping[str, Int8
     tools = require("onnxruntime.quantization", "onnx")
     quantizers = require("onnxruntime.quantization.qdq_quantizer", "onnx")
     loaded = onnx.load(str(graph))
+    properties = {entry.key: entry.value for entry in loaded.metadata_props}
     del loaded.graph.value_info[:]  # these shapes would contradict the quantizer's own
     products = find_products(loaded, model)
     missing = set(quantized) - {product.layer for product in products}
@@ -89,6 +92,8 @@ def write_int8(graph: Path, path: Path, model: ViT, quantized: Mapping[str, Int8
         codes = layer.codes[product.rows].numpy()
         overwrite(initializers[f"{name}_quantized"], codes if product.transposed else codes.T)
         overwrite(initializers[f"{name}_scale"], layer.scale[product.rows, 0].numpy() * np.float32(product.factor))
+    if any(int(layer.codes.abs().max()) > MAX_7_BITS for layer in quantized.values()):
+        onnx.helper.set_model_props(quantizer.model.model, properties | {REQUIRES_KEY: "vnni"})
     onnx.save(quantizer.model.model, str(path))
 
 

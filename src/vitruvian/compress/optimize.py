@@ -22,7 +22,7 @@ from torch import Tensor
 from vitruvian.cache import scratch_folder
 from vitruvian.compress import fewer_tokens, quantize
 from vitruvian.compress.fewer_tokens import Counts
-from vitruvian.compress.int8 import WEIGHT_BITS, Int8Input, prepare, rounded_layers
+from vitruvian.compress.int8 import Int8Input, default_bits, prepare, rounded_layers
 from vitruvian.compress.int8_graph import write_int8
 from vitruvian.compress.loss import (
     BATCH_SIZE,
@@ -37,7 +37,7 @@ from vitruvian.compress.quantize import Int8Plan, Timer
 from vitruvian.config import CascadeConfig
 from vitruvian.engines.choose import RunMode, open_forward
 from vitruvian.engines.export import Forward, check_model, export
-from vitruvian.engines.graph import CASCADE_FILE
+from vitruvian.engines.graph import CASCADE_FILE, check_runs
 from vitruvian.engines.runtimes import OpenGraph, check_engine, installed
 from vitruvian.errors import ConversionError, VitruvianError, require
 from vitruvian.files import atomic_path, check_writable, json_bytes
@@ -54,6 +54,7 @@ from vitruvian.weights.save import save
 # n images, K outputs
 
 MINUTES = 7.0  # default time after which nothing new is tried; measuring the candidates takes about a minute more
+OPENVINO_INT8 = 2  # maximum number of int8 graphs to try in OpenVINO
 INT8_SHARE = 0.5  # fraction of the allowed loss that int8 may use if tokens can be merged, too
 
 
@@ -69,6 +70,7 @@ class Candidate:
     again: float = 0.0  # fraction of the images that the full model of a cascade computes
     path: str = ""  # the graph during the search; empty for torch
     seconds: float = 0.0  # per batch
+    single_seconds: float = 0.0  # per single image
 
     @property
     def name(self) -> str:
@@ -94,7 +96,8 @@ class Optimized:
     max_loss: float
     batch_size: int
     candidates: tuple[Candidate, ...]
-    chosen: Candidate
+    chosen: Candidate  # the fastest for batches
+    single: Candidate  # the fastest for single images, in a file of its own if it is another one
     baseline: Candidate  # the original model in torch
     sample: str
     timed_out: bool = False  # whether the time limit ended the search
@@ -109,27 +112,36 @@ class Optimized:
     def speedup(self, candidate: Candidate) -> float:
         return self.baseline.seconds / candidate.seconds
 
+    @property
+    def single_speedup(self) -> float:
+        return self.baseline.single_seconds / self.single.single_seconds
+
     def to_json(self) -> dict[str, Any]:
         request = {"path": self.path, "max_loss": self.max_loss, "batch_size": self.batch_size, "images": self.sample}
         candidates = [candidate.to_json() | {"speedup": self.speedup(candidate)} for candidate in self.candidates]
         chosen = {"chosen": self.chosen.name, "speedup": self.speedup(self.chosen), "timed_out": self.timed_out}
-        return request | chosen | {"candidates": candidates}
+        single = {"single": self.single.name, "single_speedup": self.single_speedup}
+        return request | chosen | single | {"candidates": candidates}
 
     def rows(self) -> list[tuple[str, ...]]:
         """The candidates as rows of a table."""
         rows: list[tuple[str, ...]] = []
         for candidate in self.candidates:
             loss = candidate.loss
-            remark = "written" if candidate is self.chosen else "" if loss.points <= self.max_loss else "loses too much"
-            speeds = f"{self.batch_size / candidate.seconds:.1f}", f"{self.speedup(candidate):.2f}"
+            written = {"written": self.chosen, "written for single images": self.single}
+            remark = ", ".join(text for text, item in written.items() if candidate is item)
+            remark = remark or ("" if loss.points <= self.max_loss else "loses too much")
+            single = f"{1 / candidate.single_seconds:.1f}"
+            speeds = f"{self.batch_size / candidate.seconds:.1f}", f"{self.speedup(candidate):.2f}", single
             top1 = "-" if loss.after is None else f"{loss.after:.2f}"
             rows.append((candidate.name, *speeds, f"{loss.points:.2f}", f"{loss.agreement:.1f}", top1, remark))
         return rows
 
     def __str__(self) -> str:
         metric = f">{self.chosen.loss.metric}"
-        columns = ("", ">images/s", ">speedup", ">max. points lost", ">same predictions %", metric, "")
-        return f"{table(columns, self.rows())}\n\n{self.chosen.name}: {self.headline}; {self.chosen.loss}"
+        columns = ("", ">images/s", ">speedup", ">one by one", ">max. points lost", ">same predictions %", metric, "")
+        single = f"single images, {self.single.name}: {self.single_speedup:.2f} times as fast; {self.single.loss}"
+        return f"{table(columns, self.rows())}\n\n{self.chosen.name}: {self.headline}; {self.chosen.loss}\n{single}"
 
 
 def optimize(
@@ -181,18 +193,23 @@ def optimize(
         search = CompressionSearch(model, calibration, sample, Path(name), max_loss, seconds, timer)
         candidates = search.run(sample.tensor(slice(batch_size)))
         by_speed = sorted(candidates, key=lambda candidate: candidate.seconds)
+        chosen = next(candidate for candidate in by_speed if candidate.loss.points <= max_loss)
+        single = fastest_single(candidates, chosen, max_loss)
         result = Optimized(
             path=str(path),
             max_loss=max_loss,
             batch_size=batch_size,
             sample=f"{len(sample.pixels):,} images of {sample.name} that nothing was fitted on",
-            chosen=next(candidate for candidate in by_speed if candidate.loss.points <= max_loss),
+            chosen=chosen,
+            single=single,
             baseline=candidates[0],
             candidates=tuple(by_speed),
             timed_out=search.timed_out,
         )
         with atomic_path(out) as folder:
-            search.write(result.chosen, folder)
+            search.write(chosen, folder)
+            if single is not chosen:
+                write_graph(Path(single.path), folder, "single", single.engine)
             numbers = result.to_json()
             (folder / "optimize.json").write_bytes(json_bytes(numbers))
             page = optimize_page(
@@ -247,7 +264,7 @@ class CompressionSearch:
 
     def __post_init__(self) -> None:
         self.model.eval()
-        self.start = time.monotonic()
+        self.start, self.bits = time.monotonic(), default_bits()
         self.logits: dict[Counts, Tensor] = {}  # float logits (n, K) by the merged tokens
         self.smoothed, self.inputs = self.model, dict[str, Int8Input]()
         """The model with scales moved for int8, which changes no output, so one graph serves both."""
@@ -259,19 +276,23 @@ class CompressionSearch:
         """All candidates, the original model first, with their seconds for the batch `pixels`."""
         if isinstance(self.model, ViT):
             print_status("finding ranges and moving scales into the weights ...")
-            self.smoothed, self.inputs = prepare(self.model, self.calibration.batches())
+            self.smoothed, self.inputs = prepare(self.model, self.calibration.batches(), self.bits)
         self.try_float(())
         steps = fewer_tokens.merging_steps(self.model, self.calibration.tensor(slice(None))) if self.has_time() else []
         float_layers = self.try_int8(pixels, within=self.max_loss * (INT8_SHARE if steps else 1))
         self.try_merging(steps, float_layers)
         if steps and steps[-1] not in self.logits and self.has_time():
             self.try_float(steps[-1])  # the first pass of a cascade may lose more
+        self.try_openvino_int8()
         if self.timed_out:
             print_status("note: the time limit was reached before everything was tried; --minutes N (minutes=) sets it")
         forwards = {candidate.name: self.open(candidate) for candidate in self.candidates}
         print_status(f"measuring the speed of {len(forwards)} candidates, in turn ...")
-        seconds = self.timer(forwards, pixels)
-        timed = [dataclasses.replace(item, seconds=seconds[item.name]) for item in self.candidates]
+        seconds, single = self.timer(forwards, pixels), self.timer(forwards, pixels[:1])
+        timed = [
+            dataclasses.replace(item, seconds=seconds[item.name], single_seconds=single[item.name])
+            for item in self.candidates
+        ]
         if self.model.meta.target.kind != "single":  # a cascade compares the probability of the best class
             return timed
         return timed + self.cascades(timed)
@@ -304,7 +325,7 @@ class CompressionSearch:
         """Find the fewest float layers whose loss is `within`; returns their number, or None if int8 does not help."""
         if not isinstance(self.smoothed, ViT) or not self.has_time() or not self.is_faster(self.smoothed, pixels):
             return None
-        self.plan = Int8Plan(self.smoothed, self.inputs, self.calibration, bits=WEIGHT_BITS)
+        self.plan = Int8Plan(self.smoothed, self.inputs, self.calibration, bits=self.bits)
         steps, losses = self.plan.steps, dict[int, float]()
 
         def is_within(count: int) -> bool:
@@ -346,6 +367,21 @@ class CompressionSearch:
         self.add(Candidate(engine="onnxruntime", counts=counts, int8_layers=layers, loss=loss, path=str(path)))
         return loss
 
+    def try_openvino_int8(self) -> None:
+        """Add the last int8 graphs within the limit in OpenVINO, with the loss that they have there."""
+        within = [item for item in self.candidates if item.int8_layers and item.loss.points <= self.max_loss]
+        for index, item in enumerate(within[: -OPENVINO_INT8 - 1 : -1] if "openvino" in installed() else []):
+            if not self.has_time():
+                return
+            try:
+                if index == 0:
+                    check_runs(Path(item.path), "openvino")
+            except ConversionError as error:
+                print_status(f"note: skipping int8 in openvino: {error}")
+                return
+            logits = self.sample.logits(OpenGraph(Path(item.path), "openvino"), "int8 in openvino")
+            self.add(dataclasses.replace(item, engine="openvino", loss=self.loss(logits)))
+
     def add(self, candidate: Candidate) -> None:
         self.candidates.append(candidate)
         spent = f"{format_duration(time.monotonic() - self.start)} of {format_duration(self.seconds)}"
@@ -374,15 +410,17 @@ class CompressionSearch:
             again = float(uncertain.double().mean())
             loss = accuracy_loss(self.model, before[half:], combined, test_half)
             cascade = CascadeConfig(tome_r=first.counts, threshold=threshold)
-            seconds = first.seconds + again * full_models[first.engine].seconds
-            cascades.append(dataclasses.replace(first, loss=loss, cascade=cascade, again=again, seconds=seconds))
+            full = full_models[first.engine]
+            seconds, single = first.seconds + again * full.seconds, first.single_seconds + again * full.single_seconds
+            changed = dataclasses.replace(first, seconds=seconds, single_seconds=single, again=again)
+            cascades.append(dataclasses.replace(changed, loss=loss, cascade=cascade))
         return cascades
 
     def is_faster(self, model: ViT, pixels: Tensor) -> bool:
         """Whether int8 in all layers is faster than float, measured before time is spent on its loss."""
         paths = {"float": self.export(()), "int8": self.folder / "all_int8.onnx"}
         try:
-            write_int8(paths["float"], paths["int8"], model, rounded_layers(model, self.inputs))
+            write_int8(paths["float"], paths["int8"], model, rounded_layers(model, self.inputs, self.bits))
         except ConversionError as error:
             print_status(f"note: skipping int8: {error}")
             return False
@@ -428,6 +466,15 @@ class CompressionSearch:
         if cascade is not None:
             write_graph(Path(candidate.path), folder, "first", candidate.engine)
             (folder / CASCADE_FILE).write_bytes(json_bytes(cascade.to_json()))
+
+
+def fastest_single(candidates: Sequence[Candidate], chosen: Candidate, max_loss: float) -> Candidate:
+    """The fastest candidate for single images that can be written beside `chosen`, or `chosen` itself.
+
+    Beside a graph that is another graph, without a cascade; a folder of weights has one way to compute.
+    """
+    possible = [item for item in candidates if item.loss.points <= max_loss and item.path and item.cascade is None]
+    return min([chosen, *(possible if chosen.path else [])], key=lambda item: item.single_seconds)
 
 
 def write_graph(graph: Path, folder: Path, name: str, engine: str) -> None:

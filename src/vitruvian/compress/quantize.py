@@ -88,7 +88,7 @@ def quantize(
     max_loss: float = 0.5,
     engine: str = "onnxruntime",
     batch_size: int = BATCH_SIZE,
-    weight_bits: int = int8.WEIGHT_BITS,
+    weight_bits: int | None = None,
     num_heads: int | None = None,
     timer: Timer = median_seconds,
 ) -> Quantized:
@@ -104,7 +104,7 @@ def quantize(
         max_loss: Largest loss of top-1 in percentage points.
         engine: Runtime in which loss and speed are measured: `onnxruntime` or `openvino`.
         batch_size: Batch size at which the speed is measured.
-        weight_bits: 7, which is exact on all processors, or 8 for those with VNNI.
+        weight_bits: 7, which is right on all processors, or 8 for those with VNNI; by default what this one can.
         num_heads: Number of attention heads, if the weight file does not store it.
         timer: Measures the speed.
 
@@ -117,9 +117,10 @@ def quantize(
     check_new(out)
     check_range("max_loss", max_loss, 0, 100)
     validate("batch_size", BatchSize, batch_size)
+    weight_bits = int8.default_bits() if weight_bits is None else weight_bits
     if weight_bits not in (7, 8):
         raise ConfigError(f"{argument('weight_bits', weight_bits)} is not 7 or 8")
-    if weight_bits == 8 and not int8.has_vnni():
+    if weight_bits > int8.default_bits():
         raise ConfigError(f"{argument('weight_bits', 8)} saturates on this processor, which has no VNNI", hint="use 7")
     if engine not in FORMATS:
         raise UnknownNameError("engine", engine, FORMATS, see=f"({', '.join(FORMATS)})")
@@ -180,7 +181,7 @@ def quantize(
             bytes_before=float_graph.stat().st_size,
             bytes_after=graph.stat().st_size,
             weight_bits=weight_bits,
-            vnni=int8.has_vnni(),
+            vnni=int8.default_bits() == 8,
             sensitivity=plan.sensitivity,
             float_layers=tuple(plan.sensitivity)[:count],
             tried=tuple((count, losses[count].points) for count in sorted(losses)),

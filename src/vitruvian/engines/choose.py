@@ -54,8 +54,9 @@ MIN_ROUNDS, MAX_SECONDS = 3, 15.0  # fewer rounds, but at least 3, if a large mo
 REST_SECONDS = 0.03  # before each measurement, because torch's threads keep spinning after a call
 OPEN_FROM = 64  # images from which on opening a remembered engine takes less time than it saves
 CHOOSE_FROM = 256  # images from which on `auto` chooses an engine
-WARM_UP, TRIAL_ROUNDS = 1, 3  # of a choice during a job: batches per candidate that are not counted, and those that are
-CLEARLY_SLOWER = 1.3  # candidates that take this many times as long as the best are dropped after a round
+FINISH_SECONDS = 60.0  # maximum time after a job to complete a choice that it began
+WARM_UP, TRIAL_ROUNDS = 1, 5  # of a choice during a job: batches per candidate that are not counted, and those that are
+CLEARLY_SLOWER = 1.5  # candidates that take this many times as long as the best are dropped after a round
 EXPORT_APART = """
 import json, os, sys
 if hasattr(os, "nice"):
@@ -95,12 +96,13 @@ class EngineTrial:
         self.seconds[mode].append(seconds)
         rounds = {len(times) for times in self.seconds.values()}
         if len(rounds) == 1 and rounds.pop() > WARM_UP:
-            limit = CLEARLY_SLOWER * min(self.medians.values())
-            self.seconds = {mode: self.seconds[mode] for mode, median in self.medians.items() if median <= limit}
+            limit = CLEARLY_SLOWER * min(self.shortest.values())
+            self.seconds = {mode: self.seconds[mode] for mode, times in self.shortest.items() if times <= limit}
 
     @property
-    def medians(self) -> dict[RunMode, float]:
-        return {mode: statistics.median(times[WARM_UP:]) for mode, times in self.seconds.items()}
+    def shortest(self) -> dict[RunMode, float]:
+        """The shortest time of each way: other load, such as decoding, only adds to it."""
+        return {mode: min(times[WARM_UP:]) for mode, times in self.seconds.items()}
 
     @property
     def best(self) -> RunMode | None:
@@ -108,7 +110,7 @@ class EngineTrial:
         rounds = min(len(times) for times in self.seconds.values()) - WARM_UP
         if rounds < (1 if len(self.seconds) == 1 else TRIAL_ROUNDS):
             return None
-        return min(self.medians, key=self.medians.__getitem__)
+        return min(self.shortest, key=self.shortest.__getitem__)
 
 
 class Choice:
@@ -153,7 +155,7 @@ class Choice:
             return "engine: torch, until the fastest engine has been chosen in the background, once for this model"
         if self.trial is None or (best := self.trial.best) is None:
             return ""
-        rate = len(self.pixels) / self.trial.medians[best]
+        rate = len(self.pixels) / self.trial.shortest[best]
         self.forward, self.mode, self.trial, self.is_final = self.trial.forwards[best], best, None, True
         remember(self.model, self.pixels, best)
         return f"engine: {best.engine} from here on, {rate:.3g} images per second"
@@ -172,11 +174,13 @@ class Choice:
         if self.thread is None or self.is_final:
             return
         print_status("note: choosing the fastest engine for the next time, once for this model; Ctrl-C skips it ...")
-        self.thread.join()
-        while self.trial is not None:
+        end = time.monotonic() + FINISH_SECONDS
+        self.thread.join(FINISH_SECONDS)
+        while self.trial is not None and time.monotonic() < end:
             self(self.pixels)
             self.advance(CHOOSE_FROM)
-        print_status(f"note: the next time uses {self.mode.engine}")
+        done = self.trial is None and not self.thread.is_alive()
+        print_status(f"note: the next time uses {self.mode.engine}" if done else "note: the next job chooses again")
 
 
 class Engine:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitruvian.cache import cache_folder
 from vitruvian.catalog import imagenet_labels
 from vitruvian.config import CascadeConfig, GraphConfig, ModelConfig, ModelMeta, Preprocess, ViTConfig
-from vitruvian.engines.runtimes import FEATURES, FORMATS, OpenGraph, Session, is_quantized, versions
+from vitruvian.engines.runtimes import FEATURES, FORMATS, OpenGraph, Session, installed, is_quantized, versions
 from vitruvian.errors import CheckpointError, ConfigError, ConversionError, FileError, argument, parsing
 from vitruvian.files import file_stamp, parse_object, read_object, short_hash, write_json
 from vitruvian.machine import processor_name
@@ -25,6 +25,7 @@ from vitruvian.weights.families.huggingface import read_labels, read_preprocesso
 from vitruvian.weights.families.timm_config import read_preprocess
 
 GRAPH_FILES = ("model.onnx", "onnx/model.onnx", "model.xml", "openvino_model.xml")  # in a folder without weights
+SINGLE_FILES = ("single.onnx", "single.xml")  # beside it, for single images
 CASCADE_FILE = "cascade.json"  # beside the graph of a cascade; its first pass is the graph `first`
 FEATURE_OUTPUTS = ("pooler_output", "image_embeds", FEATURES, "embeddings")  # of other exporters; these are not logits
 LOGITS_ONLY = "exported graphs return logits only; load the original weights instead"
@@ -48,10 +49,12 @@ class Graph(nn.Module):
     def __init__(self, graph: OpenGraph, config: ModelConfig | GraphConfig, meta: ModelMeta) -> None:
         super().__init__()
         self.graph, self.config, self.meta = graph, config, meta
+        self.single: Session | None = None
+        """A faster graph for single images, without a cascade; in the file `single` beside this one."""
 
     def forward(self, pixels: Tensor) -> Tensor:
         self.check_size(*pixels.shape[1:])
-        return self.graph(pixels)
+        return self.graph(pixels) if self.single is None or len(pixels) > 1 else self.single(pixels)
 
     def check_size(self, *sides: int) -> None:
         """Raise ConfigError if the graph cannot run images of (channels, rows, columns)."""
@@ -121,10 +124,27 @@ def open_graph(path: Path, *, engine: str = "auto", image_size: int | Size | Non
             cascade = CascadeConfig.from_json(read_object(path.parent / CASCADE_FILE, raises=CheckpointError))
             meta = meta.replace(cascade=cascade)
     model = Graph(graph, config, meta)
+    single = next((path.with_name(name) for name in SINGLE_FILES if path.with_name(name).is_file()), None)
+    if single is not None and path.name in GRAPH_FILES and engine in ("auto", "torch"):
+        with parsing(single, CheckpointError):
+            model.single = open_single(single, graph.single)
     if image_size is not None:
         model.meta = meta.replace(preprocess=meta.preprocess.with_image_size(image_size))
         model.check_size(config.in_channels, *as_size(image_size))
     return model
+
+
+def open_single(path: Path, batches: Session) -> Session | None:
+    """The graph for single images beside that for batches; None, with a note, if its runtime is not installed."""
+    engine = "openvino" if path.suffix == ".xml" else "onnxruntime"
+    if engine not in installed():
+        print_status(f"note: single images are computed like batches, because {engine} is not installed")
+        return None
+    check_survives(path, engine)
+    session = Session(path, engine, batch_size=1)
+    if (session.shape[1:], session.num_outputs) != (batches.shape[1:], batches.num_outputs):
+        raise CheckpointError("its input or output differs from that of the graph beside it", where=path)
+    return session
 
 
 def embedded_description(path: Path, session: Session) -> tuple[ModelConfig, ModelMeta]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, VitruvianError, argument, require
+from vitruvian.machine import has_vnni
 from vitruvian.model.cores import even_pieces, map_over_cores
 from vitruvian.text import describe_error
 from vitruvian.weights.checkpoint_files import METADATA_KEY
@@ -30,6 +31,7 @@ EXTRAS = {"onnxruntime": ("onnxruntime", "onnx", "onnxscript"), "openvino": ("op
 FLOATS = ("float16", "float32", "double", "bfloat16", "f16", "f64", "bf16")  # in the words of either runtime
 MAX_VALUES = 2**27  # maximum number of values in a batch of pixels of fixed size: 512 MiB
 FEATURES = "features"  # name of the output that the head reads
+REQUIRES_KEY = f"{METADATA_KEY}_requires"  # metadata of int8 graphs that are right only on some processors
 BATCH_AXIS = "batch"  # name of the dynamic batch axis in our ONNX files
 
 Array = NDArray[np.float32]
@@ -84,7 +86,7 @@ class RuntimeGraph(NamedTuple):
     inputs: list[Port]
     outputs: list[Port]
     run: Callable[[Array, int], Array]  # from pixels and the index of an output to its values; thread-safe
-    metadata: str  # the model description that our exporter embeds, as JSON; empty in other files
+    metadata: dict[str, str]  # what our exporter embeds: a model's description as JSON, and required instructions
 
 
 def open_onnxruntime(module: Any, path: Path, split: bool, batch_size: int | None) -> RuntimeGraph:
@@ -112,7 +114,7 @@ def open_onnxruntime(module: Any, path: Path, split: bool, batch_size: int | Non
         output: Array = session.run([outputs[index].name], {inputs[0].name: pixels})[0]
         return output
 
-    return RuntimeGraph(inputs, outputs, run, session.get_modelmeta().custom_metadata_map.get(METADATA_KEY, ""))
+    return RuntimeGraph(inputs, outputs, run, session.get_modelmeta().custom_metadata_map)
 
 
 def is_quantized(path: Path) -> bool:
@@ -159,8 +161,8 @@ def open_openvino(module: Any, path: Path, split: bool, batch_size: int | None) 
         dtype = node.element_type.to_string()
         return Port(node.get_any_name(), shape, {"f32": "float32"}.get(dtype, dtype))
 
-    keys = ([METADATA_KEY], ["framework", METADATA_KEY])  # OpenVINO keeps the metadata of ONNX files under "framework"
-    key = next((key for key in keys if graph.has_rt_info(key)), None)
+    paths = [[*prefix, key] for prefix in ([], ["framework"]) for key in (METADATA_KEY, REQUIRES_KEY)]  # of ONNX files
+    metadata = {path[-1]: graph.get_rt_info(path).astype(str) for path in paths if graph.has_rt_info(path)}
     local = threading.local()
 
     def infer(pixels: Array, index: int) -> Array:
@@ -172,7 +174,6 @@ def open_openvino(module: Any, path: Path, split: bool, batch_size: int | None) 
     def run(pixels: Array, index: int) -> Array:
         return _openvino_call(lambda: infer(pixels, index))
 
-    metadata = graph.get_rt_info(key).astype(str) if key else ""
     return RuntimeGraph([port(node) for node in graph.inputs], [port(node) for node in graph.outputs], run, metadata)
 
 
@@ -190,7 +191,11 @@ class Session:
         module = require(engine, FORMATS[engine])
         self.path, self.engine, self.split = path, engine, split
         with self.one_line_errors(""):
-            inputs, outputs, self._run_graph, self.metadata = OPENERS[engine](module, path, split, batch_size)
+            inputs, outputs, self._run_graph, metadata = OPENERS[engine](module, path, split, batch_size)
+        self.metadata = metadata.get(METADATA_KEY, "")
+        if metadata.get(REQUIRES_KEY) == "vnni" and not has_vnni():
+            reason = "its 8-bit weights saturate on this processor, which has no VNNI"
+            raise CheckpointError(reason, where=path, hint="write it again with 7 bits, or on this machine")
         described = ", ".join(map(str, inputs))
         self.shape = inputs[0].shape if inputs else ()
         if len(inputs) != 1 or len(self.shape) != 4 or self.shape[1] is None:
