@@ -35,6 +35,8 @@ def ours(folder: Path, engine: str) -> Answers:
     import vitruvian as vt
 
     classifier = vt.Classifier(folder / "native", engine=engine)
+    if engine == "auto":  # what a second command finds: the choice of the first
+        classifier.prepare(torch.zeros(BATCH, 3, *classifier.model.meta.preprocess.image_size))
     return lambda paths: [p.predictions[0].index for p in classifier.stream(paths, top=5, batch_size=BATCH)]
 
 
@@ -103,7 +105,7 @@ def main() -> None:
     parser.add_argument("--workers", default="0,1,2", help="of timm's DataLoader")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    paths = sorted(map(str, asked.images.rglob("*.jpg")))
+    paths = sorted(str(path) for path in asked.images.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
     paths = random.Random(0).sample(paths, min(asked.count, len(paths)))
     if asked.one:
         return one(asked.one[0], asked.one[1], Path(asked.one[2]), paths)

@@ -332,8 +332,7 @@ class Encoder:
 
         `total` is the number of images if it is known; the engine `auto` is chosen by it.
         """
-        if isinstance(self._forward, Engine):
-            self._forward.expect(total)
+        self.expect(total)
 
         def compute(batch: list[Loaded[Details]]) -> Outputs[Details]:
             pixels = [image for _, image in batch if isinstance(image, Tensor)]
@@ -341,6 +340,11 @@ class Encoder:
             return Outputs(images, map_over_shapes(forward, pixels) if pixels else torch.empty(0, 0))
 
         return self._overlap(compute, batches)
+
+    def expect(self, images: int) -> None:
+        """Announce a job of this many images, or 0 if it is not known: the engine `auto` is chosen during it."""
+        if isinstance(self._forward, Engine):
+            self._forward.expect(images)
 
     def run_source(
         self,
@@ -594,6 +598,7 @@ class Classifier(Encoder):
             self._first = Classifier(first, device=self.device, engine=self.engine)
             if isinstance(self._first._forward, Engine):
                 self._first._forward.quiet = True
+                self._first.expect(0)
         return self._first
 
     def rejects(self, logits: Tensor) -> list[bool]:

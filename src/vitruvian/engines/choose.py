@@ -192,7 +192,8 @@ class Engine:
         self.model, self.name = model, name
         self.quiet = False
         self._choices: dict[tuple[int, ...], Choice] = {}
-        self._images = self._expected = 0
+        self._images = 0
+        self._expected: int | None = None
         self._is_named = name != "auto"  # whether a line has named the engine
         self._turn, self._cores = threading.Lock(), threading.Lock()
 
@@ -206,10 +207,10 @@ class Engine:
         key, batch_key = (len(pixels) > 1, *pixels.shape[1:]), (True, *pixels.shape[1:])
         with self._turn:
             if key not in self._choices:
-                self._choices[key] = self._choices.get(batch_key) or self._choose(pixels)
+                self._choices[key] = self._choices.get(batch_key) or self._begin(pixels)
             choice = self._choices[key]
             self._images += len(pixels)
-            images = max(self._images, self._expected)
+            images = max(self._images, self._expected or 0)
             line = choice.advance(images)
             if not self.quiet and (line or (not self._is_named and images >= OPEN_FROM)):
                 print_status(line or f"engine: {choice.mode.engine}")
@@ -218,23 +219,32 @@ class Engine:
             return choice(pixels, output)
 
     def expect(self, images: int) -> None:
-        """Announce this number of further images; `auto` opens or chooses another engine if they repay it."""
+        """Announce a job of this many further images, or 0 if it is not known.
+
+        For a job, `auto` opens or chooses another engine without waiting, if the images repay it. Without one, as if a
+        caller measured the model on a batch of pixels, it is chosen in the first call.
+        """
         self._expected = self._images + images
 
     def prepare(self, pixels: Tensor) -> RunMode:
         """Choose, open and run the mode for batches like this one, so that the first request does not wait for it."""
+        choice = self._choose(pixels)
+        self._choices[len(pixels) > 1, *pixels.shape[1:]] = choice
+        self(pixels)
+        return choice.mode
+
+    def _begin(self, pixels: Tensor) -> Choice:
+        if self.name != "auto" or self._expected is None:
+            return self._choose(pixels)
+        choice = Choice(self.model, pixels)
+        self.choices.append(choice)
+        return choice
+
+    def _choose(self, pixels: Tensor) -> Choice:
         mode = default_mode(self.name, len(pixels))
         if self.name == "auto":
             mode = remembered_mode(self.model, pixels) or fastest_mode(self.model, pixels)
-        self._choices[len(pixels) > 1, *pixels.shape[1:]] = Choice(self.model, pixels, mode)
-        self(pixels)
-        return mode
-
-    def _choose(self, pixels: Tensor) -> Choice:
-        mode = None if self.name == "auto" else default_mode(self.name, len(pixels))
-        choice = Choice(self.model, pixels, mode)
-        self.choices.append(choice)
-        return choice
+        return Choice(self.model, pixels, mode)
 
 
 def finish_choices() -> None:

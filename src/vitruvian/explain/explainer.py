@@ -114,6 +114,8 @@ class Explainer:
             if self.settings.deletion or self.settings.target or self.settings.methods == ("gradient",):
                 raise ConfigError("this model has no head, so no class to explain; choose rollout or attention")
             Encoder(self.vit, device=device)  # checks the channels, and moves the model to the device
+        else:
+            self.classifier.expect(0)
         self.device = device
         check_head(self.vit, self.settings.head)
         if self.settings.layer is not None:
