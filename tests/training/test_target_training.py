@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from mixtures import COLORS, write_mixtures
 from runs import TINY, StopAt, lines, same_model
 
+from mixtures import COLORS, write_mixtures
 from vitruvian.data.augment import Augment, mix
 from vitruvian.errors import ConfigError, DataError
 from vitruvian.training import Interrupted, read_recipe, resume, train
