@@ -89,7 +89,7 @@ OPTIONS = {
     "study axial": TRAINED_STUDY,
     "study self-supervision": TRAINED_STUDY,
     "datasets": "--data-root --json",
-    "doctor": "--out --json --workers --model -m --drop --vectors --review --apply --against",
+    "doctor": "--predictions --out --json --workers --model -m --drop --vectors --review --apply --against",
     "pack": "--side --format --quality --shard-mb --workers",
     "export": "--to --batch-size --image-size --dynamic-size --features --num-heads --json",
     "optimize": "--calibrate --max-loss --only --images --minutes --evaluate --engine --weight-bits --report "

@@ -19,6 +19,7 @@ COLORS = {"problem": "red", "warning": "yellow", "ok": "green", "unchecked": Non
 METRICS = {"top1": "top-1", "mean_per_class": "mean per class", "real": "ReaL"}
 TASK_HEADINGS = ("task", "title", ">classes", ">train", ">val", ">test", "metric", "images")
 SourceData = Annotated[str, typer.Argument(metavar="SRC", help="A folder, a manifest, shards, or a built-in name.")]
+PREDICTIONS = option("FILE", "Out-of-fold predictions (`vit train --folds`), to find suspicious labels with.")
 REVIEW = option("FILE", "Write a page for reviewing suspicious labels with the keyboard (.html).")
 APPLY = option("FILE", "Write the manifest --out with the corrections from that page, and exit.")
 AGAINST = option("TEST...", "Find images of SRC that are also in these; --out clean.csv lists SRC without them.")
@@ -37,6 +38,7 @@ def doctor(
     drop: Annotated[str | None, DROP] = None,
     against: Annotated[list[str] | None, AGAINST] = None,
     vectors: Annotated[str | None, option("FOLDER", "Vectors of `vit embed` of these images, to compare them.")] = None,
+    predictions: Annotated[Path | None, PREDICTIONS] = None,
     review: Annotated[Path | None, REVIEW] = None,
     target: TargetName = None,
     apply: Annotated[Path | None, APPLY] = None,
@@ -55,7 +57,7 @@ def doctor(
     from vitruvian.files import write_text
     from vitruvian.targets import KINDS
 
-    compared = model or vectors or drop or review
+    compared = model or vectors or drop or review or predictions
     if apply is not None:
         if out is None or as_json or compared:
             raise typer.BadParameter("--apply needs --out corrected.csv, and no other option")
@@ -103,7 +105,9 @@ def doctor(
         computed = open_vectors(vectors, track=partial(track, label="vectors"))
         computed.check_data(data)
         values = computed.values
-    diagnosis = diagnose(dataset, vectors=values, workers=workers, track=partial(track, label="examining"))
+    diagnosis = diagnose(
+        dataset, vectors=values, predictions=predictions, workers=workers, track=partial(track, label="examining")
+    )
     if as_json:
         print(json.dumps(diagnosis.to_json()))
     else:

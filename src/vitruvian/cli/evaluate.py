@@ -41,6 +41,7 @@ MAPPINGS = option("FOLDER", "ObjectNet's mappings [default: those beside its ima
 CALIBRATED = option("FOLDER", "Save the model with everything fitted (temperature, sets), which vit predict applies.")
 BY = option("COLUMN", "Accuracy per value of this column of the manifest, or of a regular expression on the path.")
 COVERAGE = option("SHARE", "Fit prediction sets that contain the label this often, such as 0.95.")
+OUT_OF_FOLD = option("FILE", "With --folds: a .csv file for the linear probe's predictions, for `vit doctor`.")
 SHOWN_SLICES = 20
 SHOWN_DIFFERENCES = 10  # classes and images to list on the terminal
 SAVE = option("MODEL", "Save the linear probe as a model, a new directory for --model.", "--save")
@@ -211,6 +212,10 @@ def probe(
     neighbors: Annotated[int | None, option("N", "Number of neighbors that vote [default: chosen].", min=1)] = None,
     group_by: GroupBy = None,
     target: TargetName = None,
+    folds: Annotated[
+        int | None, option("K", "Cross-validate in K folds of all images but the test split.", min=2)
+    ] = None,
+    predictions: Annotated[Path | None, OUT_OF_FOLD] = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the table.")] = False,
     save_to: Annotated[Path | None, SAVE] = None,
     out: ReportFolder = None,
@@ -228,8 +233,10 @@ def probe(
         raise typer.BadParameter("give DATA and --model, or --vectors")
     if vectors is not None and (data is not None or model is not None):
         raise typer.BadParameter("--vectors replaces DATA and --model, which its job.json names")
-    if vectors is not None and group_by:
-        raise typer.BadParameter("--group-by needs DATA and --model, not --vectors")
+    if vectors is not None and (group_by or folds):
+        raise typer.BadParameter("--group-by and --folds need DATA and --model, not --vectors")
+    if predictions is not None and (folds is None or "linear" not in split_names(only)):
+        raise typer.BadParameter("--predictions needs --folds and the linear probe")
     shot_counts = None if shots is None else parse_numbers(shots, "--shots")
     probes: dict[str, Any] = {"only": split_names(only), "shots": shot_counts, "neighbors": neighbors}
     with quick_imports():
@@ -244,15 +251,8 @@ def probe(
     else:
         assert model is not None
         encoder, follow = Encoder(model, **vars(options)), partial(track, label="features")
-        report = run_probe(
-            data,
-            encoder,
-            group_by=group_by or "",
-            target=target or "auto",
-            batch_size=batch_size,
-            track=follow,
-            **probes,
-        )
+        probes |= {"group_by": group_by or "", "folds": folds or 0, "predictions": predictions}
+        report = run_probe(data, encoder, target=target or "auto", batch_size=batch_size, track=follow, **probes)
     if as_json:
         print(json.dumps(report.to_json()))
     else:
@@ -267,6 +267,8 @@ def probe(
             print(table(("probe", "setting", *(f">{TARGET_NAMES[name]}" for name in names)), cells))
         for result in report.results if report.target == "single" else ():
             spread = f"± {result.deviation:.2f}" if len(result.runs) > 1 else ""
+            if result.interval is not None:
+                spread += ", 95% interval {:.2f} to {:.2f}".format(*result.interval)
             rows.append((result.probe, result.setting, f"{result.top1:.2f}", spread, f"{result.mean_per_class:.2f}"))
         if rows:
             print(table(("probe", "setting", ">top-1 %", "", ">mean per class %"), rows))

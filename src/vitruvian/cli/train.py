@@ -37,12 +37,17 @@ if TYPE_CHECKING:
     from vitruvian.study.transfer import Setup, TransferCell
     from vitruvian.training import Run
     from vitruvian.training.finetune import Sweep
+    from vitruvian.training.folds import CrossValidation
 
 TaskData = Annotated[str, data_argument("a task (`vit datasets`)")]
 Seeds = Annotated[int, option("N", "Number of seeds to average over.", min=1)]
 Quick = Annotated[bool, flag("--quick", "Use one learning rate and one seed.")]
 Models = Annotated[str, option("W,W,...", "Weights to start from: files, directories or published names.")]
 Minutes = Annotated[float | None, option("N", "Choose the number of steps so that everything ends in N minutes.")]
+Folds = Annotated[
+    int | None,
+    option("K", "Cross-validate in K folds of all images but the test split; repeat the command to resume.", min=2),
+]
 ARCH = option("NAME", "Architecture to train from scratch, with random weights (`vit models`).", "--arch")
 AUTO_RESUME = flag("--auto-resume", "Resume the run in --out if there is one, else start it.", ADVANCED)
 CLUSTER = option("'N x NAME'", "With --plan: estimate for other machines, such as '64 x A100'.", panel=ADVANCED)
@@ -67,6 +72,7 @@ def train(
     model: Annotated[str | None, ARCH] = None,
     weights: Annotated[str | None, StartingWeights] = None,
     out: Annotated[Path | None, option("RUN", "Folder of the run [default: a new one in runs/].")] = None,
+    folds: Folds = None,
     resume: Annotated[str | None, option("RUN", "Resume this run.")] = None,
     auto_resume: Annotated[bool, AUTO_RESUME] = False,
     minutes: Minutes = None,
@@ -118,6 +124,10 @@ def train(
         )
     if auto_resume and (out is None or plan):
         raise typer.BadParameter("--auto-resume needs --out RUN, and has no effect with --plan")
+    if folds is not None and (resume is not None or auto_resume or plan):
+        raise typer.BadParameter(
+            "--folds resumes by itself, and has no --plan: leave out --resume, --auto-resume, --plan"
+        )
     if plan and out is not None:
         raise typer.BadParameter("--out has no effect with --plan, which writes nothing")
     from vitruvian import training
@@ -137,6 +147,14 @@ def train(
         estimate = make_plan(opened, chosen)
         print("\n".join(plan_lines(estimate)))
         print_notes([*estimate.splits.notes, *notes])
+        return
+    if folds is not None:
+        from vitruvian.training.folds import cross_validate
+        from vitruvian.training.splits import DataRef
+        from vitruvian.training.train import choose_recipe
+
+        opened = DataRef(data)
+        print_folds(cross_validate(opened, choose_recipe(opened, **start), folds, out))
         return
     if resume is not None:
         run = training.resume(resume, settings=changes)
@@ -159,6 +177,18 @@ def print_run(run: Run) -> None:
     print(f"report: {run.folder / 'report.html'}")
     which = "best" if run.recipe.final == "best" else "last"
     print(f"model: {run.folder}, weights of step {last['step']} of {run.facts['steps']}, the {which} ({use})")
+
+
+def print_folds(found: CrossValidation, *, as_json: bool = False) -> None:
+    """Print the accuracy of cross-validation, and where its predictions are."""
+    if not prints_results():
+        return
+    if as_json:
+        print(json.dumps(found.to_json()))
+        return
+    rows = [(run.folder.name, f"{top1:.2f}", str(run.folder)) for run, top1 in zip(found.runs, found.result.runs)]
+    print(table(("run", ">top-1 %", "folder"), rows))
+    print(f"\n{found.result}\npredictions: {found.predictions} (vit doctor DATA --predictions {found.predictions})")
 
 
 def parse_lrs(text: str) -> list[float]:
@@ -188,6 +218,7 @@ def finetune(
     quick: Quick = False,
     lrs: Annotated[str | None, option("LR,LR,...", "Learning rates to sweep, instead of the recipe's.")] = None,
     seeds: Seeds = SEEDS,
+    folds: Folds = None,
     steps: Annotated[int | None, option("N", "Training steps of each trial.", min=1)] = None,
     minutes: Minutes = None,
     data_root: DataRoot = None,
@@ -203,6 +234,8 @@ def finetune(
     from vitruvian.training.finetune import protocol_for
     from vitruvian.training.recipe import changed_keys
 
+    if folds is not None and seeds != SEEDS:
+        raise typer.BadParameter("--folds trains each fold once, without --seeds")
     set_data_root(data_root)
     changes = options.changes(steps=steps)
     if minutes is not None and {"epochs", "steps"} & changed_keys(changes):
@@ -218,6 +251,11 @@ def finetune(
     )
     protocol = protocol.quick() if quick else protocol
     protocol = protocol if minutes is None else protocol.within(minutes, changed_keys(changes))
+    if folds is not None:
+        from vitruvian.training.folds import cross_validate
+
+        print_folds(cross_validate(data, protocol, folds, out), as_json=as_json)
+        return
     sweep = run_protocol(protocol, out)
     if prints_results():
         print(json.dumps(sweep.to_json())) if as_json else print_sweep(sweep)

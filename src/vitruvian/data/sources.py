@@ -485,3 +485,9 @@ class Concat(PartSource):
             return None
         sizes = [np.ones(len(part), np.int64) if part.blocks is None else part.blocks.sizes for part in self.parts]
         return Blocks(np.concatenate(sizes), max(part.blocks.lanes for part in self.parts if part.blocks is not None))
+
+
+def all_but_test(dataset: Dataset) -> Source:
+    """The images of the splits `train` and `val`, which cross-validation divides into folds."""
+    dev = dataset.splits.get("val")
+    return dataset.train if dev is None else Concat([dataset.train, dev], name=f"{dataset.name} (train and val)")

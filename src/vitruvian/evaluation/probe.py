@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from vitruvian.config import DEFAULT_BATCH_SIZE, Preprocess
 from vitruvian.data.doctor.crossing import split_notes
 from vitruvian.data.formats import open_dataset
-from vitruvian.data.groups import hold_out_groups
-from vitruvian.data.sources import Dataset, Source
+from vitruvian.data.groups import assign_folds, hold_out_groups
+from vitruvian.data.sources import Dataset, Source, all_but_test
 from vitruvian.data.transform import Transform
-from vitruvian.errors import ConfigError, UnknownNameError
+from vitruvian.errors import ConfigError, UnknownNameError, argument
 from vitruvian.evaluation import probe_classifiers as classifiers
 from vitruvian.evaluation.features import FeatureSet, compute_features, open_store
+from vitruvian.evaluation.out_of_fold import OutOfFold, fold_result
 from vitruvian.evaluation.probe_classifiers import HOLD_OUT, Examples, Labels, hold_out_examples
 from vitruvian.evaluation.target_metrics import MEASURES
 from vitruvian.inference import Encoder
@@ -41,6 +42,7 @@ class ProbeResult:
     tried: dict[str, float] = field(default_factory=dict)  # accuracy of each setting on the images it was chosen by
     seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)  # of several labels or numbers, instead of accuracies
+    interval: tuple[float, float] | None = None  # of top1, over all images; for cross-validation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +115,8 @@ class ProbeTask:
     shots: list[int]
     neighbors: int | None
     targets: TargetTable | None = None
+    predictions: dict[str, Labels] = field(default_factory=dict)  # of the test images, by probes that are not random
+    probabilities: list[NDArray[np.float64]] = field(default_factory=list)  # (m, K) by the linear probe
 
     @property
     def kind(self) -> str:
@@ -146,6 +150,8 @@ class ProbeTask:
         truth = self.test[1]
         counts = np.bincount(truth, minlength=self.classes)
         top1, per_class = [], []
+        if len(runs) == 1:
+            self.predictions[probe] = runs[0]
         for predictions in runs:
             right = predictions == truth
             shares = np.bincount(truth, right, minlength=self.classes)[counts > 0] / counts[counts > 0]
@@ -192,7 +198,9 @@ def linear(task: ProbeTask) -> Iterator[ProbeResult]:
         fitted = classifiers.fit_linear(*task.everything, classes=task.classes, l2=l2)
         yield task.target_result("linear", f"l2 {l2:.2g}", [fitted.logits(task.test[0]).sigmoid().numpy()])
         return
-    predictions = classifiers.fit_linear(*task.everything, classes=task.classes, l2=l2).predictions(task.test[0])
+    classifier = classifiers.fit_linear(*task.everything, classes=task.classes, l2=l2)
+    task.probabilities.append(classifier.logits(task.test[0]).softmax(dim=1).numpy())
+    predictions = classifier.predictions(task.test[0])
     accuracies = {f"l2 {value:.2g}": top1 for value, top1 in tried.items()}
     yield task.result("linear", f"l2 {l2:.2g}", [predictions], accuracies)
 
@@ -224,6 +232,8 @@ def probe(
     neighbors: int | None = None,
     group_by: str = "",
     target: str = "auto",
+    folds: int = 0,
+    predictions: Path | None = None,
     preprocess: Preprocess | Transform | None = None,
     batch_size: int = DEFAULT_BATCH_SIZE,
     track: Track = no_tracking,
@@ -239,6 +249,8 @@ def probe(
         group_by: Images of one group are held out together: a column of the manifest, or a regular expression on the
             path. By default the column `group`, if there is one.
         target: What to predict, as for `open_dataset`; by default what the data states.
+        folds: Cross-validate in this many folds of all images but the test split; 0: no cross-validation.
+        predictions: With `folds`, a CSV file for the linear probe's prediction of each image by the other folds.
         preprocess: Replaces the model's preprocessing: settings, or any callable from a PIL image to a tensor, with
             which features are not stored.
         batch_size: Number of images per batch.
@@ -250,23 +262,86 @@ def probe(
     settings = ProbeSettings(only=tuple(only), shots=None if shots is None else tuple(shots), neighbors=neighbors)
     opened = open_dataset(data, target=target, accepts=KINDS)
     encoder = (model if isinstance(model, Encoder) else Encoder(model)).with_task_preprocess(data, preprocess)
-    sources, test_is = probe_sources(opened, group_by)
-    if "fewshot" in settings.only and sources[0].targets is None:  # before features are computed
+    assigned = None
+    if folds:
+        if opened.target != "single":
+            raise ConfigError(f"{argument('folds')} needs one label per image")
+        sources, test_is = [all_but_test(opened)], f"each of {folds} folds in turn"
+        assigned = assign_folds(sources[0], folds, 0, group_by)
+    else:
+        sources, test_is = probe_sources(opened, group_by)
+    if "fewshot" in settings.only and not folds and sources[0].targets is None:  # before features are computed
         classifiers.possible_shots(np.asarray(sources[0].labels(), np.int64), opened.classes, settings.shots)
     started = time.monotonic()
     store = open_store(encoder)
     features = [compute_features(encoder, source, store, batch_size=batch_size, track=track) for source in sources]
-    report = probe_features(features, settings, data=opened.name, model=encoder.name, test_is=test_is, started=started)
-    notes = [*opened.notes, *split_notes(sources[0], sources[1], test_is, group_by)]
+    facts: Any = {"data": opened.name, "model": encoder.name, "test_is": test_is, "started": started}
+    notes = list(opened.notes)
+    if assigned is None:
+        report = probe_features(features, settings, **facts)
+        notes += split_notes(sources[0], sources[1], test_is, group_by)
+    else:
+        found = OutOfFold(sources[0], assigned, group_by)
+        report = probe_folds(features[0], found, settings, **facts)
+        if predictions is not None:
+            found.write(predictions)
     if store.damaged:
         notes.append(f"{plural(store.damaged, 'feature', 'was|were')} corrupt in the cache and computed again")
     return replace(report, notes=(*notes, *report.notes))
+
+
+def probe_folds(everything: FeatureSet, found: OutOfFold, settings: ProbeSettings, **facts: Any) -> ProbeReport:
+    """Run the probes once per fold on the features of all images; the linear probe's predictions go into `found`."""
+    unreadable = {image.key for image in everything.unreadable}
+    readable = np.array(
+        [i for i in range(len(found.images)) if not unreadable or found.images.key(i) not in unreadable]
+    )
+    folds, reports = found.folds[readable], []
+    right: dict[str, NDArray[np.bool_]] = {}
+    for fold in np.unique(folds).tolist():
+        rows = [np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)]
+        parts = [replace(everything, values=everything.values[r], labels=everything.labels[r]) for r in rows]
+        task, report = run_probes(parts, settings, **facts)
+        reports.append(report)
+        for name, predicted in task.predictions.items():
+            right.setdefault(name, np.zeros(len(readable), np.bool_))[rows[1]] = predicted == parts[1].labels
+        if task.probabilities:
+            found.add(readable[rows[1]], task.probabilities[0])
+    groups = None if found.groups is None else np.unique(found.groups[readable], return_inverse=True)[1]
+    by_name: dict[str, list[ProbeResult]] = {}
+    for result in (result for report in reports for result in report.results):
+        by_name.setdefault(result.setting if result.probe == "few-shot" else result.probe, []).append(result)
+    results = [
+        ProbeResult(
+            probe=same[0].probe,
+            setting=name if same[0].probe == "few-shot" else f"{len(reports)} folds",
+            top1=float(np.mean([result.top1 for result in same])),
+            mean_per_class=float(np.mean([result.mean_per_class for result in same])),
+            runs=tuple(result.top1 for result in same),
+            deviation=float(np.std([result.top1 for result in same])),
+            seconds=sum(result.seconds for result in same),
+            interval=fold_result(right[name], folds, groups).interval if name in right else None,
+        )
+        for name, same in by_name.items()
+        if len(same) == len(reports)  # a class may have too few images for some shots in one fold
+    ]
+    return replace(
+        reports[0], results=tuple(results), test_images=len(everything), unreadable=dict(everything.unreadable)
+    )
 
 
 def probe_features(
     features: Sequence[FeatureSet], settings: ProbeSettings, *, data: str, model: str, test_is: str, started: float
 ) -> ProbeReport:
     """Run the probes on the features of `probe_sources`, whose computation began at `started`."""
+    facts: Any = {"data": data, "model": model, "test_is": test_is, "started": started}
+    return run_probes(features, settings, **facts)[1]
+
+
+def run_probes(
+    features: Sequence[FeatureSet], settings: ProbeSettings, *, data: str, model: str, test_is: str, started: float
+) -> tuple[ProbeTask, ProbeReport]:
+    """As `probe_features`, also with the predictions."""
     feature_seconds = time.monotonic() - started
     train, test, *dev = features
     shots: list[int] = []
@@ -294,7 +369,7 @@ def probe_features(
         for result in run(task):
             results.append(replace(result, seconds=time.monotonic() - started))
             started = time.monotonic()
-    return ProbeReport(
+    return task, ProbeReport(
         data=data,
         model=model,
         classes=task.classes,

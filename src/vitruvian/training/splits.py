@@ -19,7 +19,7 @@ from vitruvian.data.columns import read_chunks
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.groups import assign_folds, divide, hold_out_groups
 from vitruvian.data.loader import Batch, Loader
-from vitruvian.data.sources import ClassSubset, Concat, Dataset, Source, first_samples, take
+from vitruvian.data.sources import ClassSubset, Dataset, Source, all_but_test, first_samples, take
 from vitruvian.data.transform import Transform, as_transform
 from vitruvian.data.workers import unguarded_script
 from vitruvian.errors import ConfigError, TrainingError
@@ -197,12 +197,6 @@ def protocol_splits(dataset: Dataset, recipe: Recipe) -> tuple[Source, Source, s
     elif dev is not None:
         train = all_but_test(dataset)
     return train, validation, validation_is
-
-
-def all_but_test(dataset: Dataset) -> Source:
-    """The images of the splits `train` and `val`, which cross-validation divides into folds."""
-    dev = dataset.splits.get("val")
-    return dataset.train if dev is None else Concat([dataset.train, dev], name=f"{dataset.name} (train and val)")
 
 
 def fold_of(dataset: Dataset, recipe: Recipe) -> tuple[Source, Source, str]:

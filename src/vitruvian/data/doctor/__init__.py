@@ -9,6 +9,7 @@ import numpy as np
 
 from vitruvian.data.doctor import checks
 from vitruvian.data.doctor.findings import Diagnosis
+from vitruvian.data.doctor.predictions import check_predictions
 from vitruvian.data.doctor.scan import Floats, scan
 from vitruvian.data.doctor.target_checks import check_targets
 from vitruvian.data.formats import open_dataset
@@ -26,6 +27,7 @@ def diagnose(
     *,
     target: str = "auto",
     vectors: Floats | None = None,
+    predictions: str | Path | None = None,
     workers: int = 0,
     track: Track = no_tracking,
 ) -> Diagnosis:
@@ -36,6 +38,8 @@ def diagnose(
         target: What the images are labeled with, as for `open_dataset`.
         vectors: (images, D) features of all images in the order of the splits, NaN for images without features. They
             improve the checks of labels and of similar images.
+        predictions: Out-of-fold predictions for these images (`predictions.csv` of a cross-validation), to find
+            suspicious labels with.
         workers: Number of worker processes; it does not change the result.
     """
     start = time.perf_counter()
@@ -49,10 +53,14 @@ def diagnose(
     table = next(iter(dataset.splits.values())).targets
     votes = None if table else checks.label_votes(scanned, groups, len(dataset.classes), vectors)
     if table is None:
-        labels = [
-            *checks.check_classes(scanned, dataset.classes),
-            *checks.check_labels(scanned, votes, "" if vectors is not None else COMPARE),
-        ]
+        suspicious = (
+            checks.check_labels(scanned, votes, "" if vectors is not None else COMPARE)
+            if predictions is None
+            else check_predictions(scanned, Path(predictions))
+        )
+        labels = [*checks.check_classes(scanned, dataset.classes), *suspicious]
+    elif predictions is not None:
+        raise DataError("out-of-fold predictions need one label per image", where=dataset.name)
     else:
         labels = [*check_targets(scanned, groups, table, vectors)]
     decided = checks.decide_twins(scanned, groups, votes)

@@ -1,0 +1,153 @@
+"""Cross-validation: one model per fold, measured on the images of that fold, and predictions for all images."""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitruvian.data.groups import assign_folds
+from vitruvian.data.sources import all_but_test
+from vitruvian.errors import TrainingError, argument
+from vitruvian.evaluation.calibration import probabilities
+from vitruvian.evaluation.evaluate import evaluate
+from vitruvian.evaluation.out_of_fold import PREDICTIONS_FILE, FoldResult, OutOfFold
+from vitruvian.files import read_object, write_json
+from vitruvian.progress import print_status
+from vitruvian.training.distributed import process_group
+from vitruvian.training.finetune import Protocol, finetune, list_changes, train_series
+from vitruvian.training.journal import Listener, ProgressListener
+from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe
+from vitruvian.training.run_folder import RUNS, Run, is_free, lock_folder
+from vitruvian.training.splits import DataRef, fold_of
+
+FOLDS_FILE = "folds.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CrossValidation:
+    """A finished cross-validation."""
+
+    folder: Path
+    result: FoldResult
+    runs: tuple[Run, ...]  # of each fold
+
+    @property
+    def predictions(self) -> Path:
+        """The table of out-of-fold predictions."""
+        return self.folder / PREDICTIONS_FILE
+
+    def to_json(self) -> dict[str, Any]:
+        runs = [str(run.folder) for run in self.runs]
+        return {
+            "folder": str(self.folder),
+            **self.result.to_json(),
+            "folds": runs,
+            "predictions": str(self.predictions),
+        }
+
+
+def cross_validate(
+    data: object,
+    settings: Recipe | Protocol,
+    folds: int,
+    out: str | Path | None = None,
+    *,
+    listeners: Sequence[Listener] = (),
+    report: Callable[[str], None] = print_status,
+    progress: bool = True,
+) -> CrossValidation:
+    """Train one model per fold of all images but the test split, and predict each image by the model without it.
+
+    Groups (`group_by` in the recipe) are never divided. The same call resumes an interrupted cross-validation.
+
+    Args:
+        data: As for `train`; a path or a name with a Protocol.
+        settings: A recipe (`choose_recipe`) to train each model with, or a protocol (`protocol_for`), whose learning
+            rate is then chosen within each fold, on images of the others.
+        folds: Number of folds.
+        out: Folder; by default one in `runs/`.
+        listeners: Objects that are notified of the steps and metrics of all runs.
+        report: Receives one line per run.
+        progress: Show progress on stderr.
+
+    Raises:
+        ConfigError: There are fewer images or groups than folds.
+        TrainingError: `out` has other files, or training diverged in a fold.
+        Interrupted: A signal stopped a run; the same call resumes it.
+    """
+    ref = DataRef.of(data)
+    recipe = settings if isinstance(settings, Recipe) else settings.recipe
+    if recipe.objective != "labels" or recipe.class_range != (0.0, 1.0):
+        raise TrainingError("cross-validation needs labels and all classes")
+    images = all_but_test(ref.dataset)
+    assigned = assign_folds(images, folds, recipe.split_seed, recipe.group_by)  # raises before anything is written
+    recipes = [recipe.replace(fold=(fold, folds)) for fold in range(1, folds + 1)]
+    folder = Path(out).expanduser() if out is not None else RUNS / f"{ref.short_name}-{folds}-folds"
+    places = [folder / f"fold-{fold}" for fold in range(1, folds + 1)]
+    with process_group(recipe.device) as processes, ExitStack() as stack:
+        processes.on_main(lambda: check_folder(folder, ref, recipe, folds))
+        processes.on_main(lambda: stack.enter_context(lock_folder(folder)))
+        if isinstance(settings, Protocol):
+            runs = []
+            for fold, (place, changed) in enumerate(zip(places, recipes), 1):
+                named = partial(_prefixed, report, f"fold {fold} of {folds}, ")
+                protocol = replace(settings, recipe=changed, seeds=1)
+                sweep = finetune(protocol, place, listeners=listeners, report=named, progress=progress)
+                runs.append(Run(sweep.test[0].folder))
+        else:
+            titles = [f"fold {fold} of {folds}" for fold in range(1, folds + 1)]
+            followers = (ProgressListener(), *listeners) if progress else listeners
+            series = list(zip(places, recipes, titles))
+            train_series(series, ref, processes, listeners=followers, report=report, record=lambda: None)
+            runs = [Run(place) for place in places]
+        failed = next((run for run in runs if run.state != "done"), None)
+        if failed is not None:
+            raise TrainingError(
+                "training diverged in this fold", where=failed.folder, hint=f"try a lower {argument('lr')}"
+            )
+        found = OutOfFold(images, assigned, recipe.group_by)
+        for fold, (run, changed) in enumerate(zip(runs, recipes)):
+            evaluation = evaluate(fold_of(ref.dataset, changed)[1], run.folder / "model")
+            rows = np.flatnonzero(assigned == fold)[evaluation.outputs.indices]
+            logits = torch.from_numpy(np.asarray(evaluation.outputs.logits)).double()
+            found.add(rows, probabilities(logits, recipe.score_function).numpy())
+        result = CrossValidation(folder=folder, result=found.result(), runs=tuple(runs))
+        if processes.is_main:
+            found.write(result.predictions)
+            write_json(folder / FOLDS_FILE, identity(ref, recipe, folds) | {"result": result.to_json()})
+        return result
+
+
+def _prefixed(report: Callable[[str], None], prefix: str, text: str) -> None:
+    report(prefix + text)
+
+
+def identity(data: DataRef, recipe: Recipe, folds: int) -> dict[str, Any]:
+    """The settings that must be equal to continue in the same folder."""
+    settings = {key: value for key, value in recipe.to_json().items() if key not in DESCRIPTION | HARMLESS | {"fold"}}
+    return {"data": data.name, "folds": folds, "settings": settings}
+
+
+def check_folder(folder: Path, data: DataRef, recipe: Recipe, folds: int) -> None:
+    """Create the folder with the settings; raises if it has others, or other files."""
+    now, hint = identity(data, recipe, folds), f"choose another {argument('out')}"
+    if (folder / FOLDS_FILE).is_file():
+        before = read_object(folder / FOLDS_FILE, raises=TrainingError)
+        before.pop("result", None)
+        changes = list(list_changes(before, json.loads(json.dumps(now))))
+        if changes:
+            raise TrainingError(f"contains a cross-validation with {changes[0]}", where=folder, hint=hint)
+        return
+    if folder.exists() and (not folder.is_dir() or not is_free(folder)):
+        raise TrainingError("exists and is not a cross-validation", where=folder, hint=hint)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainingError(f"cannot be written: {error.strerror}", where=folder) from error
+    write_json(folder / FOLDS_FILE, now)
