@@ -1,5 +1,6 @@
 """Cross-validation: one model per fold, measured on the images of that fold, and predictions for all images."""
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -88,10 +89,10 @@ def cross_validate(
     images = all_but_test(ref.dataset)
     assigned = assign_folds(images, folds, recipe.split_seed, recipe.group_by)  # raises before anything is written
     recipes = [recipe.replace(fold=(fold, folds)) for fold in range(1, folds + 1)]
-    folder = Path(out).expanduser() if out is not None else RUNS / f"{ref.short_name}-{folds}-folds"
-    places = [folder / f"fold-{fold}" for fold in range(1, folds + 1)]
+    now = identity(ref, settings, folds)
     with process_group(recipe.device) as processes, ExitStack() as stack:
-        processes.on_main(lambda: check_folder(folder, ref, recipe, folds))
+        folder = Path(processes.on_main(lambda: str(folds_folder(ref, now, out))))
+        places = [folder / f"fold-{fold}" for fold in range(1, folds + 1)]
         processes.on_main(lambda: stack.enter_context(lock_folder(folder)))
         if isinstance(settings, Protocol):
             runs = []
@@ -120,7 +121,7 @@ def cross_validate(
         result = CrossValidation(folder=folder, result=found.result(), runs=tuple(runs))
         if processes.is_main:
             found.write(result.predictions)
-            write_json(folder / FOLDS_FILE, identity(ref, recipe, folds) | {"result": result.to_json()})
+            write_json(folder / FOLDS_FILE, now | {"result": result.to_json()})
         return result
 
 
@@ -128,26 +129,34 @@ def _prefixed(report: Callable[[str], None], prefix: str, text: str) -> None:
     report(prefix + text)
 
 
-def identity(data: DataRef, recipe: Recipe, folds: int) -> dict[str, Any]:
-    """The settings that must be equal to continue in the same folder."""
-    settings = {key: value for key, value in recipe.to_json().items() if key not in DESCRIPTION | HARMLESS | {"fold"}}
-    return {"data": data.name, "folds": folds, "settings": settings}
+def identity(data: DataRef, settings: Recipe | Protocol, folds: int) -> dict[str, Any]:
+    """The settings, as JSON values, that must be equal to continue in the same folder."""
+    recipe, lrs = (settings, ()) if isinstance(settings, Recipe) else (settings.recipe, settings.lrs)
+    kept = {key: value for key, value in recipe.to_json().items() if key not in DESCRIPTION | HARMLESS | {"fold"}}
+    values: dict[str, Any] = json.loads(json.dumps({"data": data.name, "folds": folds, "lrs": lrs, "recipe": kept}))
+    return values
 
 
-def check_folder(folder: Path, data: DataRef, recipe: Recipe, folds: int) -> None:
-    """Create the folder with the settings; raises if it has others, or other files."""
-    now, hint = identity(data, recipe, folds), f"choose another {argument('out')}"
-    if (folder / FOLDS_FILE).is_file():
-        before = read_object(folder / FOLDS_FILE, raises=TrainingError)
-        before.pop("result", None)
-        changes = list(list_changes(before, json.loads(json.dumps(now))))
-        if changes:
-            raise TrainingError(f"contains a cross-validation with {changes[0]}", where=folder, hint=hint)
-        return
-    if folder.exists() and (not folder.is_dir() or not is_free(folder)):
-        raise TrainingError("exists and is not a cross-validation", where=folder, hint=hint)
+def folds_folder(data: DataRef, now: dict[str, Any], out: str | Path | None) -> Path:
+    """`out`, if it is free or has this cross-validation; by default the first such folder in `runs/`."""
+    numbered = (RUNS / f"{data.short_name}-folds-{suffix}" for suffix in itertools.count(1))
+    for folder in numbered if out is None else [Path(out).expanduser()]:
+        obstacle = ""
+        if (folder / FOLDS_FILE).is_file():
+            before = read_object(folder / FOLDS_FILE, raises=TrainingError)
+            before.pop("result", None)
+            changes = list(list_changes(before, now))
+            obstacle = f"contains a cross-validation with {changes[0]}" if changes else ""
+        elif folder.exists() and (not folder.is_dir() or not is_free(folder)):
+            obstacle = "exists and is not a cross-validation"
+        if not obstacle:
+            break
+        if out is not None:
+            raise TrainingError(obstacle, where=folder, hint=f"choose another {argument('out')}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TrainingError(f"cannot be written: {error.strerror}", where=folder) from error
-    write_json(folder / FOLDS_FILE, now)
+    if not (folder / FOLDS_FILE).is_file():
+        write_json(folder / FOLDS_FILE, now)
+    return folder
