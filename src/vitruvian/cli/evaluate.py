@@ -59,6 +59,10 @@ def evaluate(
     mappings: Annotated[Path | None, MAPPINGS] = None,
     by: Annotated[str | None, BY] = None,
     coverage: Annotated[float | None, COVERAGE] = None,
+    corruptions: Annotated[
+        str | None, option("NAMES", "Accuracy on images corrupted as in ImageNet-C: all, or names.")
+    ] = None,
+    sample: Annotated[int, option("N", "With --corruptions: only N images, classes balanced.", min=0)] = 0,
     calibrated: Annotated[Path | None, CALIBRATED] = None,
     template: Template = None,
     flip: Annotated[bool, flag("--flip", "Average the outputs for an image and its mirror image.")] = False,
@@ -80,7 +84,8 @@ def evaluate(
 
     labels: Any = {"real": real, "wordnet_ids": wordnet_ids, "mappings": mappings, "template": template}
     run: Any = {"flip": flip, "seed": seed, "batch_size": batch_size, "track": partial(track, label="images")}
-    more: Any = {"by": by or "", "coverage": coverage}
+    more: Any = {"by": by or "", "coverage": coverage, "sample": sample}
+    more["corruptions"] = split_names(corruptions or "")
     evaluation = run_evaluation(data, Encoder(model, **vars(options)), split=split, **labels, **more, **run)
     print(json.dumps(evaluation.to_json()) if as_json else evaluation_table(evaluation))
     for key, reason in evaluation.unreadable[:SHOWN_UNREADABLE]:
@@ -111,7 +116,15 @@ def evaluation_table(evaluation: Evaluation | TargetEvaluation) -> str:
         ]
         return f"{evaluation.summary}\n{table(('', '>value', '95% interval'), cells)}"
     from vitruvian.evaluation.metrics import LEVEL
-    from vitruvian.evaluation.report import NAMES, describe_sets, describe_worst, evaluation_summary, interval_numbers
+    from vitruvian.evaluation.report import (
+        CORRUPTION_TITLES,
+        NAMES,
+        describe_corruptions,
+        describe_sets,
+        describe_worst,
+        evaluation_summary,
+        interval_numbers,
+    )
 
     rows = []
     for name, value in interval_numbers(evaluation).items():
@@ -145,6 +158,9 @@ def evaluation_table(evaluation: Evaluation | TargetEvaluation) -> str:
         if len(shown) < len(evaluation.slices):
             lines.append(f"the worst {len(shown)} of {len(evaluation.slices):,}; --json has all")
         lines.append(describe_worst(evaluation))
+    if evaluation.corruptions is not None:
+        lines.append("\n" + table(CORRUPTION_TITLES, evaluation.corruptions.rows()))
+        lines.append(describe_corruptions(evaluation.corruptions))
     return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
 """Evaluate a model on a dataset, with confidence intervals, calibration and ReaL labels."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
@@ -14,7 +14,7 @@ from vitruvian.config import DEFAULT_BATCH_SIZE, Preprocess
 from vitruvian.data.decode import Unreadable
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.groups import values_by
-from vitruvian.data.sources import Source
+from vitruvian.data.sources import Source, first_samples
 from vitruvian.data.transform import Transform
 from vitruvian.errors import ConfigError, DataError, argument
 from vitruvian.evaluation import label_spaces, metrics
@@ -27,6 +27,7 @@ from vitruvian.evaluation.calibration import (
     fitting,
 )
 from vitruvian.evaluation.conformal import ConformalSets, check_coverage, fit_sets
+from vitruvian.evaluation.corruptions import CorruptionResult, check_kinds, measure_corruptions
 from vitruvian.evaluation.label_spaces import DatasetLogits, LabelSpace
 from vitruvian.evaluation.slices import Slice, slice_accuracies
 from vitruvian.evaluation.target_evaluation import TargetEvaluation, evaluate_targets
@@ -63,6 +64,7 @@ class Evaluation:
     by: str  # the column of the slices
     slices: tuple[Slice, ...]  # the accuracy in each part of the images, the worst first
     sets: ConformalSets | None
+    corruptions: CorruptionResult | None
     unreadable: list[Unreadable]
     left_out: int  # number of images of classes that the model does not have
     notes: tuple[str, ...]  # remarks on the dataset, and whether the model was trained on these images
@@ -111,6 +113,7 @@ class Evaluation:
             "by": self.by,
             "slices": [asdict(part) for part in self.slices],
             "sets": None if self.sets is None else asdict(self.sets),
+            "corruptions": None if self.corruptions is None else asdict(self.corruptions),
             "label_space": {"matched_by": space.about, "outputs": space.total, "competing": space.competing},
             "unreadable": dict(self.unreadable),
             "left_out": self.left_out,
@@ -133,6 +136,8 @@ def evaluate(
     mappings: str | Path | None = None,
     by: str = "",
     coverage: float | None = None,
+    corruptions: Sequence[str] = (),
+    sample: int = 0,
     seed: int = 0,
     batch_size: int = DEFAULT_BATCH_SIZE,
     track: Track = no_tracking,
@@ -154,6 +159,8 @@ def evaluate(
         mappings: ObjectNet's directory of mappings.
         by: Also measure slices: a column of the manifest, or a regular expression on the path.
         coverage: Also fit conformal prediction sets that contain the label with this probability, such as 0.95.
+        corruptions: Also measure these kinds of ImageNet-C's corruptions at 5 strengths; ["all"] for all 15.
+        sample: Corrupt only this many images, classes balanced; 0 for all.
         seed: Random seed for the bootstrap and the choice of calibration images.
         batch_size: Number of images per batch.
         track: Wraps the iterator over images to show progress.
@@ -165,9 +172,11 @@ def evaluate(
     validate("seed", Seed, seed)
     if coverage is not None:
         check_coverage(coverage)
+    kinds = check_kinds(corruptions)
     encoder = model if isinstance(model, Encoder) else Encoder(model)
     if encoder.model.meta.target.kind != "single":
-        for option, value in {"by": by, "coverage": coverage, "real": real, "template": template}.items():
+        single = {"by": by, "coverage": coverage, "corruptions": kinds, "real": real, "template": template}
+        for option, value in single.items():
             if value:
                 raise ConfigError(f"{argument(option)} is for models of one class per image")
         classifier = classifier_of(encoder, (), None, flip=flip).with_task_preprocess(data, preprocess)
@@ -216,6 +225,11 @@ def evaluate(
     if coverage is not None:
         t = calibrated.temperature if calibrated.helps and calibrated.temperature else meta.temperature
         sets = fit_sets(fit.dev, fit.fit_rows, fit.dev_name, outputs, fit.rest, coverage=coverage, t=t)
+    corrupted = None
+    if kinds:
+        part = source if sample == 0 else first_samples(source, min(sample, len(source)), seed)
+        run: Any = {"seed": seed, "batch_size": batch_size, "track": track}
+        corrupted = measure_corruptions(classifier, part, space, kinds, **run)
     right = outputs.logits.argmax(axis=1) == outputs.labels
     return Evaluation(
         data=opened.name,
@@ -234,6 +248,7 @@ def evaluate(
         by=by,
         slices=slice_accuracies([values[i] for i in outputs.indices.tolist()], right, by) if by else (),
         sets=sets,
+        corruptions=corrupted,
         unreadable=outputs.unreadable,
         left_out=outputs.left_out,
         notes=tuple(notes),

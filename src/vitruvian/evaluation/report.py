@@ -12,6 +12,7 @@ from vitruvian.data.doctor.doctor_report import thumbnail_of
 from vitruvian.data.sources import Source
 from vitruvian.evaluation.calibration import BINS
 from vitruvian.evaluation.conformal import ConformalSets
+from vitruvian.evaluation.corruptions import STRENGTHS, CorruptionResult
 from vitruvian.evaluation.evaluate import Evaluation
 from vitruvian.evaluation.metrics import LEVEL, MEASURE_NAMES, SHOWN_MISTAKES, TARGET_NAMES, Counts, Interval, Measures
 from vitruvian.evaluation.probe import ProbeReport
@@ -81,6 +82,9 @@ def write_evaluation(evaluation: Evaluation | TargetEvaluation, folder: Path) ->
             (s.name, s.count, percent_bar(s.top1), "{:.2f} to {:.2f}".format(*s.interval)) for s in evaluation.slices
         ],
         worst=describe_worst(evaluation) if evaluation.slices else "",
+        corruption_titles=CORRUPTION_TITLES,
+        corruptions=[] if evaluation.corruptions is None else evaluation.corruptions.rows(),
+        corrupted="" if evaluation.corruptions is None else describe_corruptions(evaluation.corruptions),
         measures=measure_sections(evaluation.measures, evaluation.space.classes, evaluation.source),
         notes=evaluation.notes,
     )
@@ -105,6 +109,16 @@ def describe_sets(sets: ConformalSets) -> str:
         f"({low:.2f} to {high:.2f}) of {sets.count:,} others contain the label, {sets.mean_size:.2f} classes on "
         f"average, {sets.single:.1f}% have one and {sets.empty:.1f}% none"
     )
+
+
+CORRUPTION_TITLES = ("corruption", *(f">strength {strength}" for strength in range(1, STRENGTHS + 1)), ">mean")
+
+
+def describe_corruptions(found: CorruptionResult) -> str:
+    """The mean accuracy over corruptions in one line."""
+    low, high = found.interval
+    ways = f"{len(found.kinds)} corruptions at {STRENGTHS} strengths"
+    return f"top-1 {found.mean:.2f}% ({low:.2f} to {high:.2f}) on {found.count:,} images, mean over {ways}"
 
 
 def describe_worst(evaluation: Evaluation) -> str:

@@ -16,7 +16,7 @@ from vitruvian.data.groups import assign_folds
 from vitruvian.data.sources import all_but_test
 from vitruvian.errors import TrainingError, argument
 from vitruvian.evaluation.calibration import probabilities
-from vitruvian.evaluation.evaluate import evaluate
+from vitruvian.evaluation.evaluate import Evaluation, evaluate
 from vitruvian.evaluation.out_of_fold import PREDICTIONS_FILE, FoldResult, OutOfFold
 from vitruvian.files import read_object, write_json
 from vitruvian.progress import print_status
@@ -84,9 +84,9 @@ def cross_validate(
     """
     ref = DataRef.of(data)
     recipe = settings if isinstance(settings, Recipe) else settings.recipe
-    if recipe.objective != "labels" or recipe.class_range != (0.0, 1.0):
-        raise TrainingError("cross-validation needs labels and all classes")
     images = all_but_test(ref.dataset)
+    if recipe.objective != "labels" or recipe.class_range != (0.0, 1.0) or images.targets is not None:
+        raise TrainingError("cross-validation needs one label per image, and all classes")
     assigned = assign_folds(images, folds, recipe.split_seed, recipe.group_by)  # raises before anything is written
     recipes = [recipe.replace(fold=(fold, folds)) for fold in range(1, folds + 1)]
     now = identity(ref, settings, folds)
@@ -115,6 +115,7 @@ def cross_validate(
         found = OutOfFold(images, assigned, recipe.group_by)
         for fold, (run, changed) in enumerate(zip(runs, recipes)):
             evaluation = evaluate(fold_of(ref.dataset, changed)[1], run.folder / "model")
+            assert isinstance(evaluation, Evaluation)
             rows = np.flatnonzero(assigned == fold)[evaluation.outputs.indices]
             logits = torch.from_numpy(np.asarray(evaluation.outputs.logits)).double()
             found.add(rows, probabilities(logits, recipe.score_function).numpy())
