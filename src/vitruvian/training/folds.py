@@ -16,7 +16,7 @@ from vitruvian.data.groups import assign_folds
 from vitruvian.data.sources import all_but_test
 from vitruvian.errors import TrainingError, argument
 from vitruvian.evaluation.calibration import probabilities
-from vitruvian.evaluation.evaluate import Evaluation, evaluate
+from vitruvian.evaluation.evaluate import evaluate_classes
 from vitruvian.evaluation.out_of_fold import PREDICTIONS_FILE, FoldResult, OutOfFold
 from vitruvian.files import read_object, write_json
 from vitruvian.progress import print_status
@@ -114,8 +114,7 @@ def cross_validate(
             )
         found = OutOfFold(images, assigned, recipe.group_by)
         for fold, (run, changed) in enumerate(zip(runs, recipes)):
-            evaluation = evaluate(fold_of(ref.dataset, changed)[1], run.folder / "model")
-            assert isinstance(evaluation, Evaluation)
+            evaluation = evaluate_classes(fold_of(ref.dataset, changed)[1], run.folder / "model")
             rows = np.flatnonzero(assigned == fold)[evaluation.outputs.indices]
             logits = torch.from_numpy(np.asarray(evaluation.outputs.logits)).double()
             found.add(rows, probabilities(logits, recipe.score_function).numpy())
