@@ -89,7 +89,7 @@ OPTIONS = {
     "study axial": TRAINED_STUDY,
     "study self-supervision": TRAINED_STUDY,
     "datasets": "--data-root --json",
-    "doctor": "--predictions --out --json --workers --model -m --drop --vectors --review --apply --against",
+    "doctor": "--target --predictions --out --json --workers --model -m --drop --vectors --review --apply --against",
     "pack": "--side --format --quality --shard-mb --workers",
     "export": "--to --batch-size --image-size --dynamic-size --features --num-heads --json",
     "optimize": "--calibrate --max-loss --only --images --minutes --evaluate --engine --weight-bits --report "
@@ -458,7 +458,7 @@ def test_a_typical_mistake_is_answered_with_what_to_do(vit, tmp_path, monkeypatc
 def test_train_lists_its_settings_with_their_meaning(vit):
     listed = vit("train", "--settings", "lr").out
     assert "lr = 0.001\n    Peak learning rate.\n" in listed
-    assert "layer_decay" not in listed
+    assert "layer_decay = " not in listed
     everything = vit("train", "--settings").out
     for name in ("augment.hflip", "architecture.drop_path", "preprocess.fit", "split_seed"):
         assert f"\n{name} = " in everything
