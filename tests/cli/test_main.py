@@ -62,15 +62,19 @@ OPTIONS = {
     "similar": "--in --text --top --model -m --exact --json --out",
     "models": "--json --augreg --index",
     "convert": "--to --labels --template --num-heads --image-size --patch-size --num-classes --half --config --json",
-    "train": "--recipe --arch --from --model -m --out --epochs --lr --batch-size --seed --image-size --freeze --lora "
+    "train": "--folds "
+    "--recipe --arch --from --model -m --out --epochs --lr --batch-size --seed --image-size --freeze --lora "
     "--val-fraction --group-by --patience --precision --device --workers --set --resume --plan --cluster --recipes "
     "--settings --auto-resume --minutes --target",
-    "finetune": "--from --model -m --out --recipe --task --quick --lrs --seeds --steps --image-size --freeze --lora "
+    "finetune": "--folds "
+    "--from --model -m --out --recipe --task --quick --lrs --seeds --steps --image-size --freeze --lora "
     "--val-fraction --group-by --patience --precision --device --epochs --lr --batch-size --seed --workers --set "
     "--data-root --json --minutes --target",
-    "probe": "--model -m --vectors --only --shots --neighbors --group-by --json --save --out "
+    "probe": "--folds --predictions --target "
+    "--model -m --vectors --only --shots --neighbors --group-by --json --save --out "
     "--batch-size --num-heads --image-size --adapter --device --engine",
-    "evaluate": "--model -m --split --real --wordnet-ids --mappings --calibrated --template --flip --seed --json "
+    "evaluate": "--corruptions --sample "
+    "--model -m --split --real --wordnet-ids --mappings --calibrated --template --flip --seed --json "
     "--by --coverage --out --batch-size --num-heads --image-size --adapter --device --engine --tome-r",
     "compare": "--data --split --json --out --batch-size --num-heads --image-size --adapter --device --engine --tome-r",
     "explain": "--model -m --out --map --class --top --layer --head --patch --deletion --figures --reconstruct --count "

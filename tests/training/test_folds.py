@@ -19,7 +19,7 @@ from vitruvian.evaluation.probe import probe
 from vitruvian.training import Interrupted
 from vitruvian.training.finetune import protocol_for
 from vitruvian.training.folds import cross_validate
-from vitruvian.training.train import choose_recipe
+from vitruvian.training.planning import choose_recipe
 
 SETTINGS = (*TINY, "steps=3", "batch_size=8", "image_size=8", "workers=0", "architecture.in_channels=3")
 

@@ -124,10 +124,8 @@ def train(
         )
     if auto_resume and (out is None or plan):
         raise typer.BadParameter("--auto-resume needs --out RUN, and has no effect with --plan")
-    if folds is not None and (resume is not None or auto_resume or plan):
-        raise typer.BadParameter(
-            "--folds resumes by itself, and has no --plan: leave out --resume, --auto-resume, --plan"
-        )
+    if folds is not None and (resume is not None or auto_resume or plan or minutes is not None):
+        raise typer.BadParameter("--folds resumes by itself; leave out --resume, --auto-resume, --plan and --minutes")
     if plan and out is not None:
         raise typer.BadParameter("--out has no effect with --plan, which writes nothing")
     from vitruvian import training
@@ -150,8 +148,8 @@ def train(
         return
     if folds is not None:
         from vitruvian.training.folds import cross_validate
+        from vitruvian.training.planning import choose_recipe
         from vitruvian.training.splits import DataRef
-        from vitruvian.training.train import choose_recipe
 
         opened = DataRef(data)
         print_folds(cross_validate(opened, choose_recipe(opened, **start), folds, out))
@@ -234,8 +232,8 @@ def finetune(
     from vitruvian.training.finetune import protocol_for
     from vitruvian.training.recipe import changed_keys
 
-    if folds is not None and seeds != SEEDS:
-        raise typer.BadParameter("--folds trains each fold once, without --seeds")
+    if folds is not None and (seeds != SEEDS or minutes is not None):
+        raise typer.BadParameter("--folds trains each fold once, without --seeds and --minutes")
     set_data_root(data_root)
     changes = options.changes(steps=steps)
     if minutes is not None and {"epochs", "steps"} & changed_keys(changes):
