@@ -279,12 +279,12 @@ def probe(
     notes = list(opened.notes)
     if assigned is None:
         report = probe_features(features, settings, **facts)
-        notes += split_notes(sources[0], sources[1], test_is, group_by)
+        notes += split_notes(sources[0], sources[1], test_is, group_by, track)
     else:
-        found = OutOfFold(sources[0], assigned, group_by)
-        report = probe_folds(features[0], found, settings, **facts)
+        out_of_fold = OutOfFold(sources[0], assigned, group_by)
+        report = probe_folds(features[0], out_of_fold, settings, **facts)
         if predictions is not None:
-            found.write(predictions)
+            out_of_fold.write(predictions)
     if store.damaged:
         notes.append(f"{plural(store.damaged, 'feature', 'was|were')} corrupt in the cache and computed again")
     return replace(report, notes=(*notes, *report.notes))

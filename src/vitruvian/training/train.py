@@ -19,7 +19,7 @@ from vitruvian.cost import parameters
 from vitruvian.data.doctor.crossing import split_notes
 from vitruvian.data.transform import Transform
 from vitruvian.errors import TrainingError, argument
-from vitruvian.progress import print_status
+from vitruvian.progress import no_tracking, print_status, track
 from vitruvian.report.html import PAGE
 from vitruvian.text import brief
 from vitruvian.training.checkpoint import Checkpoints, Position, free_name, read_position, verify, write_digests
@@ -155,7 +155,9 @@ def train(
             chosen = chosen.replace(batch_size=batch_size)
         processes.check_same(splits.sizes)
         if processes.is_main and chosen.objective == "labels":
-            splits.notes.extend(split_notes(splits.train, splits.validation, splits.validation_is, chosen.group_by))
+            shown = partial(track, label="comparing the splits") if progress else no_tracking
+            held, held_is = splits.validation, splits.validation_is
+            splits.notes.extend(split_notes(splits.train, held, held_is, chosen.group_by, shown))
         if transform is not None:
             splits.notes.append(
                 "evaluated with your transform=; the saved model has the preprocessing of the recipe instead"

@@ -39,7 +39,7 @@ class Scan:
 
     splits: Mapping[str, Source]
     records: NDArray[np.void]  # one RECORD per image
-    sketches: Bytes  # one per image, in a temporary file rather than in memory; zeros if it cannot be read
+    sketches: Bytes  # one per image, in a temporary file if there are many; zeros if it cannot be read
     reasons: dict[int, str]  # why images cannot be read, by row; the first thousand only
 
     @property
@@ -52,8 +52,10 @@ def scan(splits: Mapping[str, Source], *, workers: int, track: Track) -> Scan:
     sources = list(splits.values())
     total = sum(map(len, sources))
     records, reasons = np.zeros(total, RECORD), dict[int, str]()
-    with tempfile.TemporaryFile() as file:  # the memory map keeps the file after it is closed
-        sketches = np.memmap(file, np.uint8, "w+", shape=(total, SKETCH_BYTES))
+    sketches: Bytes = np.zeros((total, SKETCH_BYTES) if total <= MOST_IN_MEMORY else 0, np.uint8)
+    if total > MOST_IN_MEMORY:
+        with tempfile.TemporaryFile() as file:  # the memory map keeps the file after it is closed
+            sketches = np.memmap(file, np.uint8, "w+", shape=(total, SKETCH_BYTES))
     positions = ((split, index) for split, source in enumerate(sources) for index in range(len(source)))
     examined = in_order(partial(examine, sources), positions, workers=workers, chunk=WORKER_CHUNK)
     for row, (record, drawn, problem) in enumerate(track(examined, total)):
@@ -125,6 +127,7 @@ def ends_gray(image: Image.Image) -> bool:
 SIDE = 32
 CELLS = 8
 SKETCH_BYTES = SIDE * SIDE + 2 * CELLS * CELLS
+MOST_IN_MEMORY = 10_000  # number of images up to which their sketches are kept in memory
 
 # Two sketches show the same image within these limits, measured on 502 photographs. Halved, at a third of the size,
 # squashed, re-encoded (JPEG 50 and 20), 15% darker or with 20% more contrast, all stay within them; 15% brighter,
