@@ -65,7 +65,7 @@ OPTIONS = {
     "train": "--folds "
     "--recipe --arch --from --model -m --out --epochs --lr --batch-size --seed --image-size --freeze --lora "
     "--val-fraction --group-by --patience --precision --device --workers --set --resume --plan --cluster --recipes "
-    "--settings --auto-resume --minutes --target",
+    "--settings --auto-resume --minutes --add-classes --target",
     "finetune": "--folds "
     "--from --model -m --out --recipe --task --quick --lrs --seeds --steps --image-size --freeze --lora "
     "--val-fraction --group-by --patience --precision --device --epochs --lr --batch-size --seed --workers --set "

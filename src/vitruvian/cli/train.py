@@ -76,6 +76,9 @@ def train(
     resume: Annotated[str | None, option("RUN", "Resume this run.")] = None,
     auto_resume: Annotated[bool, AUTO_RESUME] = False,
     minutes: Minutes = None,
+    more_classes: Annotated[
+        bool, flag("--add-classes", "Add the classes of DATA to the model of the run --from, without training.")
+    ] = False,
     plan: Annotated[bool, flag("--plan", "Print what would run, with estimates of time and memory.")] = False,
     cluster: Annotated[str | None, CLUSTER] = None,
     recipes: Annotated[bool, flag("--recipes", "List the recipes and exit.")] = False,
@@ -128,6 +131,18 @@ def train(
         raise typer.BadParameter("--folds resumes by itself; leave out --resume, --auto-resume, --plan and --minutes")
     if plan and out is not None:
         raise typer.BadParameter("--out has no effect with --plan, which writes nothing")
+    if more_classes:
+        if weights is None or recipe or model or resume or auto_resume or plan or minutes or changes:
+            raise typer.BadParameter("--add-classes needs DATA and --from RUN, and takes only --out besides")
+        from vitruvian.training.add_classes import add_classes
+
+        result = add_classes(weights, data, out)
+        names = textwrap.shorten(", ".join(result.added), 80)
+        print(f"added {names}")
+        print(f"old classes: {result.before:.2f}% before, {result.after:.2f}% after, on {result.counts[0]:,} images")
+        print(f"new data: {result.new:.2f}% on {result.counts[1]:,} images")
+        print(f"model: {result.folder} (vit predict IMAGES --model {result.folder})")
+        return
     from vitruvian import training
 
     if plan:
