@@ -6,8 +6,17 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
-from vitruvian.evaluation.metrics import accuracy_interval, bootstrap, class_mean_interval, wilson
+from vitruvian.evaluation.metrics import (
+    Tally,
+    accuracy_interval,
+    bootstrap,
+    class_intervals,
+    class_mean_interval,
+    mean_f1,
+    wilson,
+)
 
 
 @pytest.mark.parametrize(
@@ -51,3 +60,30 @@ def test_the_same_seed_draws_the_same_images_and_another_one_others():
 
 def test_the_mean_of_classes_with_one_image_each_has_the_interval_of_the_accuracy():
     assert class_mean_interval(np.array([1, 1, 0, 1]), np.ones(4, int)) == pytest.approx(wilson(3, 4))
+
+
+@pytest.mark.parametrize(("count", "tolerance"), [(60, 2.0), (400, 0.7)])  # percent; Wilson's is not symmetric
+def test_the_interval_of_the_mean_f1_is_about_that_of_resampling(count, tolerance):
+    rng = np.random.default_rng(0)
+    shares = np.array([0.30, 0.05, 0.02, 0.04, 0.25, 0.03, 0.06, 0.02, 0.23])
+    confusion = rng.multinomial(count, shares).reshape(3, 3)
+    value, interval = mean_f1(confusion)
+    draws = [mean_f1(drawn.reshape(3, 3))[0] for drawn in rng.multinomial(count, confusion.ravel() / count, size=1000)]
+    assert interval == pytest.approx(np.percentile(draws, [2.5, 97.5]), abs=tolerance)
+    assert interval[0] < value < interval[1]
+
+
+def test_without_mistakes_the_mean_f1_is_as_uncertain_as_the_accuracy():
+    assert mean_f1(np.diag([6, 6, 6])) == (100.0, pytest.approx(wilson(18, 18)))
+    assert mean_f1(np.array([[0, 5], [5, 0]]))[1] == pytest.approx(wilson(0, 10))
+
+
+def test_recall_precision_and_f1_of_a_class_have_intervals():
+    logits = torch.eye(3)[torch.tensor([0, 0, 1, 1, 1])]
+    tally = Tally(3)
+    tally.add(logits, torch.tensor([0, 0, 0, 1, 1]), torch.arange(5))
+    measures = tally.measures()
+    recall, precision, f1 = class_intervals(measures, 0)
+    assert (recall, precision) == (wilson(2, 3), wilson(2, 2))
+    assert f1[0] < measures.class_scores[1][0] < f1[1]
+    assert class_intervals(measures, 2) == [None, None, None]

@@ -34,8 +34,15 @@ FAILED = {**EXPLAINED, "path": "broken.jpg", "error": "not an image"}
 
 def measures(confusion):
     mistake = {"image": IMAGE, "prediction": "cat", "percent": 99.0, "label": "dog", "key": "dog/1.jpg"}
-    classes = [(LONG, 100, 90, percent_bar(90.0)), ("dog", 100, 60, percent_bar(60.0))] * 10
+    classes = [(LONG, 100, 90, percent_bar(90.0, (83, 94))), ("dog", 100, 60, percent_bar(60.0, (50, 69)))] * 10
     return render("measures.html", confusion=confusion, matrix=True, mistakes=[mistake] * 3, classes=classes)
+
+
+def targets():
+    mistake = {"image": IMAGE, "name": "age", "text": "30 instead of 60", "key": "a/1.jpg"}
+    rows = [("age", 100, "3.5")] * 20
+    page = {"noun": "number", "headings": [">images", ">error"], "rows": rows, "mistakes": [mistake] * 3}
+    return render("targets.html", charts=[CHART], **page)
 
 
 def finding(level):
@@ -64,6 +71,17 @@ PAGES = {
             for name in ("problem", "warning", "ok")
         ]
     },
+    "compare.html": {
+        "tile_values": TILES,
+        "pairs": ["a is better than b"],
+        "setting_titles": ["setting", "a", "b"],
+        "settings": [("lr", 0.1, 0.2)],
+        "class_titles": ["class", ">a", ">b"],
+        "classes": [(LONG, 90.0, 80.0)] * 20,
+        "image_count": 3,
+        "images": [{"image": IMAGE, "label": "cat", "predictions": [("a", "cat"), ("b", "dog")], "key": "cat/1.jpg"}],
+        "notes": ["one note"],
+    },
     "evaluation.html": {
         "tile_values": TILES,
         "unreadable_images": UNREADABLE,
@@ -75,6 +93,10 @@ PAGES = {
         "calibration": [("this model", 1.0, 2.5, 0.3)],
         "no_temperature": "",
         "fitted_on": "100 images",
+        "sets": "prediction sets for 90%",
+        "by": "camera",
+        "slices": [("A", 100, percent_bar(90.0), "83 to 95")],
+        "worst": "worst: camera A",
         "measures": measures(MATRIX),
         "notes": ["one note"],
     },
@@ -139,6 +161,12 @@ PAGES = {
         "measured_on": "test",
         "settings": {"lr": 0.1, "augment": {"hflip": True}},
     },
+    "target_evaluation.html": {"tile_values": TILES, "unreadable_images": UNREADABLE, "measures": targets()},
+    "target_probe.html": {
+        "headings": ["probe", "setting", ">mAP, %"],
+        "rows": [("linear", "all images", "81.0")],
+        "notes": ["one note"],
+    },
     "training.html": {
         "tile_values": TILES,
         "stopped": "Ctrl-C",
@@ -188,7 +216,7 @@ def test_the_page_of_suspicious_labels_violates_no_rule_of_accessibility(visit, 
     refs = tuple(ImageRef("train", index, data.train.key(index), label) for index, label in enumerate(("cat", "dog")))
     conflict = Finding("conflict", "problem", "1 image occurs twice", 1, "", (FindingExample("exact copy", refs),))
     settings = {"data": "data", "splits": {"train": 2}, "classes": 2, "bytes": 1, "seconds": 1.0}
-    page = review_page(Diagnosis(**settings, findings=(conflict,)), data)
+    page = review_page(Diagnosis(**settings, findings=(conflict,), droppable={}), data)
     (tmp_path / "review.html").write_text(page, encoding="utf-8")
     for width in (1366, 390):
         for dark in (False, True):

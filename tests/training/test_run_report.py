@@ -14,7 +14,7 @@ from vitruvian.data.sources import Source
 from vitruvian.errors import FileError, ImageError, TrainingError
 from vitruvian.evaluation.metrics import Tally
 from vitruvian.training.journal import EVENTS_FOLDER, TensorBoard
-from vitruvian.training.recipe import Recipe
+from vitruvian.training.recipe import Recipe, read_recipe
 from vitruvian.training.run_folder import create_run
 from vitruvian.training.run_report import curves, write_report
 from vitruvian.weights.description import Description
@@ -67,6 +67,17 @@ def measures(mistakes=2):
     answers = torch.tensor([[3.0, 0.0], [0.0, 3.0], [4.0, 0.0], [2.0, 0.0]])
     tally.add(answers, torch.tensor([0, 1, 1, 1]), torch.arange(4))
     return tally.measures()
+
+
+def test_a_report_names_the_recipe_and_the_command_once_and_has_intervals(tmp_path):
+    recipe = read_recipe("digits").replace(command="vit train digits")
+    facts = {"data": "digits", "environment": {"command": "vit train digits"}, "model": MODEL}
+    run = create_run(tmp_path / "run", recipe, facts)
+    page = write_report(run, Squares([0, 1, 1, 1]), measures=measures(), held_out=Squares([0, 1, 1, 1])).read_text()
+    assert "<dt>recipe</dt><dd>digits</dd>" in page
+    assert page.count("vit train digits") == 1
+    assert "50.00 % (15.0 to 85.0)" in page  # mean F1, of 4 images
+    assert page.count("&nbsp;to&nbsp;") == 6  # recall, precision and F1 of two classes
 
 
 def test_a_report_has_every_part_and_nothing_that_is_interpreted(run):

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from math import sqrt
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -316,6 +316,41 @@ def class_mean_interval(right: NDArray[np.int64], counts: NDArray[np.int64]) -> 
     right, counts = right[counts > 0], counts[counts > 0]
     effective = len(counts) ** 2 / float((1.0 / counts).sum())
     return wilson(float((right / counts).mean()) * effective, effective)
+
+
+def class_intervals(measures: Measures, label: int) -> list[Interval | None]:
+    """Wilson's intervals of recall, precision and F1 of a class; None if they are unknown.
+
+    F1 is 2 J / (1 + J), where J is the fraction of correct predictions among images of the class or predicted as it.
+    """
+    right, count = int(measures.class_correct[label]), int(measures.class_counts[label])
+    predicted = 0 if measures.confusion is None else int(measures.confusion[:, label].sum())
+    recall, precision, jaccard = (
+        wilson(right, total) if total else None for total in (count, predicted, count + predicted - right)
+    )
+    f1 = None if jaccard is None else tuple(200.0 * end / (100.0 + end) for end in jaccard)
+    return [recall, precision, cast(Interval | None, f1)]
+
+
+def mean_f1(confusion: Counts) -> tuple[float, Interval]:
+    """The mean F1 of the classes that have images, in percent, and its interval.
+
+    The variance is that of the delta method (Takahashi et al., 2022). The interval is Wilson's for the number of
+    images whose accuracy would have this variance, at most that of the mean per-class accuracy.
+    """
+    right, counts, total = np.diag(confusion), confusion.sum(axis=1), confusion.sum()
+    both, present = counts + confusion.sum(axis=0), counts > 0
+    f1 = np.divide(2.0 * right, both, out=np.zeros(len(both)), where=both > 0)
+    mean = float(f1[present].mean())
+    slope = np.divide(f1, both, out=np.zeros(len(both)), where=both > 0)  # times the number of images, as below
+    rows, columns = np.nonzero(confusion)
+    gradient = (rows == columns) * 2.0 / both[rows] - slope[rows] - slope[columns]
+    shares = confusion[rows, columns] / total
+    variance = total * float(shares @ gradient**2 - (shares @ gradient) ** 2) / int(present.sum()) ** 2
+    effective = int(present.sum()) ** 2 / float((1.0 / counts[present]).sum())
+    if variance > 0:
+        effective = min(effective, float(mean * (1 - mean) / variance))
+    return 100.0 * mean, wilson(mean * effective, effective)
 
 
 def bootstrap(statistic: Statistic, count: int, *, seed: int, resamples: int = RESAMPLES) -> Interval:

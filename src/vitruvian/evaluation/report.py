@@ -14,7 +14,17 @@ from vitruvian.evaluation.calibration import BINS
 from vitruvian.evaluation.conformal import ConformalSets
 from vitruvian.evaluation.corruptions import STRENGTHS, CorruptionResult
 from vitruvian.evaluation.evaluate import Evaluation
-from vitruvian.evaluation.metrics import LEVEL, MEASURE_NAMES, SHOWN_MISTAKES, TARGET_NAMES, Counts, Interval, Measures
+from vitruvian.evaluation.metrics import (
+    LEVEL,
+    MEASURE_NAMES,
+    SHOWN_MISTAKES,
+    TARGET_NAMES,
+    Counts,
+    Interval,
+    Measures,
+    class_intervals,
+    mean_f1,
+)
 from vitruvian.evaluation.probe import ProbeReport
 from vitruvian.evaluation.probe_classifiers import SEEDS
 from vitruvian.evaluation.target_evaluation import TargetEvaluation
@@ -191,9 +201,8 @@ def measure_tiles(measures: Measures) -> dict[str, str]:
     numbers = measures.scalars()
     names = {key: name for key, name in MEASURE_NAMES.items() if key != "top5" or measures.is_top5_meaningful}
     tiles = {name: with_interval(numbers[key], measures.intervals[key]) for key, name in names.items()}
-    _, f1 = measures.class_scores
     if measures.confusion is not None:
-        tiles["mean F1"] = f"{np.nanmean(f1):.2f} %"
+        tiles["mean F1"] = with_interval(*mean_f1(measures.confusion))
     return tiles | {
         measures.loss_name: f"{measures.loss:.4f}",
         "images": f"{measures.count:,}",
@@ -220,6 +229,7 @@ def measure_sections(measures: Measures, classes: Sequence[str], source: Source 
     ]
     counts, correct, accuracy = measures.class_counts, measures.class_correct, measures.class_accuracy
     scores = (accuracy, *measures.class_scores)
+    intervals = [class_intervals(measures, c) for c in range(len(classes))]
     worst_first = np.lexsort((-counts, np.nan_to_num(accuracy, nan=np.inf)))  # classes without images come last
     return render(
         "measures.html",
@@ -227,7 +237,12 @@ def measure_sections(measures: Measures, classes: Sequence[str], source: Source 
         matrix=len(classes) <= MAX_MATRIX_CLASSES,
         mistakes=mistakes,
         classes=[
-            (classes[i], int(counts[i]), int(correct[i]), *(percent_bar(float(score[i])) for score in scores))
+            (
+                classes[i],
+                int(counts[i]),
+                int(correct[i]),
+                *map(percent_bar, (float(s[i]) for s in scores), intervals[i]),
+            )
             for i in worst_first
         ],
     )

@@ -74,12 +74,17 @@ def format_number(value: object) -> object:
     return f"{value:.3g}" if 0 < abs(value) < 1 else f"{value:,.2f}"
 
 
-def percent_bar(percent: float) -> Markup:
-    """A percentage with a bar; a dash for NaN."""
+def percent_bar(percent: float, interval: tuple[float, float] | None = None) -> Markup:
+    """A percentage with its interval and a bar; a dash for NaN."""
     if math.isnan(percent):
         return Markup("–")
-    bar = Markup('{0}&nbsp;%<span class="bar"><i style="width:{0}%"></i></span>')
-    return bar.format(f"{percent:.1f}")
+    ends = (
+        ""
+        if interval is None
+        else Markup(' <small class="soft">({:.0f}&nbsp;to&nbsp;{:.0f})</small>').format(*interval)
+    )
+    bar = Markup('{0}&nbsp;%{1}<span class="bar"><i style="width:{0}%"></i></span>')
+    return bar.format(f"{percent:.1f}", ends)
 
 
 def embed_image(image: Image.Image, alt: str, *, kind: str = "", exact: bool = False) -> Markup:

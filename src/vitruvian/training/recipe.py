@@ -46,7 +46,7 @@ The modules that implement the rows add their tables here, so that this module d
 """
 TABLES: dict[str, tuple[type[Settings], ...]] = {"architecture": (ViTConfig, ResNetConfig), "preprocess": (Preprocess,)}
 """Settings that are tables of changes, and the settings that they may change."""
-DESCRIPTION = {"about", "command", "time", "result"}  # settings that describe a recipe and have no effect
+DESCRIPTION = {"name", "about", "command", "time", "result"}  # settings that describe a recipe and have no effect
 LOCAL = {"workers", "device", "compile"}  # settings that may differ between processes
 HARMLESS = LOCAL | {
     "checkpoint_seconds",
@@ -67,6 +67,8 @@ MaskedTarget = Literal["mean_color", "colors_4x4", "pixels"]
 class Recipe(Settings):
     """All settings of a run, except the data and the number of processes."""
 
+    name: str = ""
+    """Name of the recipe that this one is, or was changed from."""
     about: str = ""
     """Purpose of the recipe, in one line."""
     command: str = ""
@@ -429,7 +431,7 @@ def read_recipe(name: str | Path) -> Recipe:
     Raises:
         ConfigError: the file or one of its settings is invalid, or the name is unknown.
     """
-    return recipe_from_table(read_table(name), str(name))
+    return recipe_from_table({"name": Path(name).stem} | read_table(name), str(name))
 
 
 def read_table(name: str | Path, parents: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -88,7 +88,9 @@ def write_report(
             findings += check(sizes, train.classes, "train")
     resolutions = {"evaluated at": model.config.image_size, "trained at": scale_size(model.config, recipe.train_scale)}
     pixels = {name: f"{rows} x {columns} pixels" for name, (rows, columns) in resolutions.items()}
-    shown = {"model": name} | ({"command": recipe.command} if recipe.command else {}) | pixels
+    known = {"model": name, "recipe": recipe.name, "command": recipe.command}
+    shown = {key: value for key, value in known.items() if value} | pixels
+    machine = environment() | facts.get("environment", {})
     page = render(
         "training.html",
         title=f"{name} on {Path(str(facts.get('data', 'unnamed data'))).name}",
@@ -105,7 +107,7 @@ def write_report(
         classes_checked=not train.remote,
         unreadable_images=run.unreadable,
         settings=shown | recipe.report_settings(),
-        environment=environment() | facts.get("environment", {}),
+        environment={key: value for key, value in machine.items() if key not in shown},
     )
     return write_text(run.folder / PAGE, page)
 
