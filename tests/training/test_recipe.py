@@ -15,8 +15,8 @@ from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import build
 from vitruvian.training import Recipe, read_recipe, recipe_names, train
 from vitruvian.training.initial_model import config_of, model_for
+from vitruvian.training.planning import architecture_for, choose_recipe
 from vitruvian.training.recipe import change_recipe, to_toml
-from vitruvian.training.train import architecture_for, choose_recipe
 from vitruvian.weights.save import save
 
 TABLE_3 = {
