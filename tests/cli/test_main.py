@@ -73,7 +73,8 @@ OPTIONS = {
     "probe": "--folds --predictions --target "
     "--model -m --vectors --only --shots --neighbors --group-by --json --save --out "
     "--batch-size --num-heads --image-size --adapter --device --engine",
-    "evaluate": "--corruptions --sample "
+    "evaluate": "--unknown "
+    "--corruptions --sample "
     "--model -m --split --real --wordnet-ids --mappings --calibrated --template --flip --seed --json "
     "--by --coverage --out --batch-size --num-heads --image-size --adapter --device --engine --tome-r",
     "compare": "--data --split --json --out --batch-size --num-heads --image-size --adapter --device --engine --tome-r",

@@ -228,6 +228,7 @@ OPTIONS = {
     "probe {good}/data -m {good}/model --folds 1000": "--folds 1000 is not between 2 and",
     "doctor {good}/data --workers 0 --predictions {good}/photo.png": "not out-of-fold predictions of this data",
     "evaluate {good}/data -m {good}/model --corruptions nothing-like-it": "unknown corruption 'nothing-like-it'",
+    "evaluate {good}/data -m {good}/model --unknown {good}/nowhere": "good/nowhere: no such file or folder",
     "study table5 --models {empty}": "give weights to start from",
     "study vtab --models {good}/nowhere --data-root {out}": "good/nowhere: no such file or folder",
     "study data-size {empty}": "empty",

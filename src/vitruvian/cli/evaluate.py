@@ -38,8 +38,11 @@ if TYPE_CHECKING:
 SHOWN_UNREADABLE = 5  # files to list on the terminal; a report lists more
 WORDNET_IDS = option("FILE", "WordNet ids of the model's outputs, one per line (for 21k models).")
 MAPPINGS = option("FOLDER", "ObjectNet's mappings [default: those beside its images].")
-CALIBRATED = option("FOLDER", "Save the model with everything fitted (temperature, sets), which vit predict applies.")
+CALIBRATED = option(
+    "FOLDER", "Save the model with everything fitted (temperature, sets, threshold), which vit predict applies."
+)
 BY = option("COLUMN", "Accuracy per value of this column of the manifest, or of a regular expression on the path.")
+UNKNOWN = option("FOLDER", "Images of none of the classes: fit a threshold that rejects such images.")
 COVERAGE = option("SHARE", "Fit prediction sets that contain the label this often, such as 0.95.")
 OUT_OF_FOLD = option("FILE", "With --folds: a .csv file for the linear probe's predictions, for `vit doctor`.")
 SHOWN_SLICES = 20
@@ -63,6 +66,7 @@ def evaluate(
         str | None, option("NAMES", "Accuracy on images corrupted as in ImageNet-C: all, or names.")
     ] = None,
     sample: Annotated[int, option("N", "With --corruptions: only N images, classes balanced.", min=0)] = 0,
+    unknown: Annotated[str | None, UNKNOWN] = None,
     calibrated: Annotated[Path | None, CALIBRATED] = None,
     template: Template = None,
     flip: Annotated[bool, flag("--flip", "Average the outputs for an image and its mirror image.")] = False,
@@ -85,6 +89,7 @@ def evaluate(
     labels: Any = {"real": real, "wordnet_ids": wordnet_ids, "mappings": mappings, "template": template}
     run: Any = {"flip": flip, "seed": seed, "batch_size": batch_size, "track": partial(track, label="images")}
     more: Any = {"by": by or "", "coverage": coverage, "sample": sample}
+    more["unknown"] = unknown
     more["corruptions"] = split_names(corruptions or "")
     evaluation = run_evaluation(data, Encoder(model, **vars(options)), split=split, **labels, **more, **run)
     print(json.dumps(evaluation.to_json()) if as_json else evaluation_table(evaluation))
@@ -158,6 +163,10 @@ def evaluation_table(evaluation: Evaluation | TargetEvaluation) -> str:
         if len(shown) < len(evaluation.slices):
             lines.append(f"the worst {len(shown)} of {len(evaluation.slices):,}; --json has all")
         lines.append(describe_worst(evaluation))
+    if evaluation.rejection is not None:
+        found = evaluation.rejection
+        cells = [(name, f"{value:.2f}", f"{found.fpr[name]:.2f}") for name, value in found.auroc.items()]
+        lines += ["\n" + table(("score", ">AUROC %", ">FPR at 95% TPR"), cells), str(found)]
     if evaluation.corruptions is not None:
         lines.append("\n" + table(CORRUPTION_TITLES, evaluation.corruptions.rows()))
         lines.append(describe_corruptions(evaluation.corruptions))

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from vitruvian.config import DEFAULT_BATCH_SIZE, Preprocess
 from vitruvian.data.decode import Unreadable
-from vitruvian.data.formats import open_dataset
+from vitruvian.data.formats import open_dataset, open_images
 from vitruvian.data.groups import values_by
-from vitruvian.data.sources import Source, first_samples
+from vitruvian.data.sources import Concat, Source, first_samples
 from vitruvian.data.transform import Transform
 from vitruvian.errors import ConfigError, DataError, argument
 from vitruvian.evaluation import label_spaces, metrics
@@ -31,6 +31,7 @@ from vitruvian.evaluation.corruptions import CorruptionResult, check_kinds, meas
 from vitruvian.evaluation.label_spaces import DatasetLogits, LabelSpace
 from vitruvian.evaluation.slices import Slice, slice_accuracies
 from vitruvian.evaluation.target_evaluation import TargetEvaluation, evaluate_targets
+from vitruvian.evaluation.unknown import SAVED_ON, Rejection, fit_rejection
 from vitruvian.inference import Classifier, Encoder
 from vitruvian.model.build import Model
 from vitruvian.progress import Track, no_tracking
@@ -65,6 +66,7 @@ class Evaluation:
     slices: tuple[Slice, ...]  # the accuracy in each part of the images, the worst first
     sets: ConformalSets | None
     corruptions: CorruptionResult | None
+    rejection: Rejection | None
     unreadable: list[Unreadable]
     left_out: int  # number of images of classes that the model does not have
     notes: tuple[str, ...]  # remarks on the dataset, and whether the model was trained on these images
@@ -114,6 +116,7 @@ class Evaluation:
             "slices": [asdict(part) for part in self.slices],
             "sets": None if self.sets is None else asdict(self.sets),
             "corruptions": None if self.corruptions is None else asdict(self.corruptions),
+            "unknown": None if self.rejection is None else self.rejection.to_json(),
             "label_space": {"matched_by": space.about, "outputs": space.total, "competing": space.competing},
             "unreadable": dict(self.unreadable),
             "left_out": self.left_out,
@@ -138,6 +141,7 @@ def evaluate(
     coverage: float | None = None,
     corruptions: Sequence[str] = (),
     sample: int = 0,
+    unknown: str | Path | None = None,
     seed: int = 0,
     batch_size: int = DEFAULT_BATCH_SIZE,
     track: Track = no_tracking,
@@ -161,6 +165,8 @@ def evaluate(
         coverage: Also fit conformal prediction sets that contain the label with this probability, such as 0.95.
         corruptions: Also measure these kinds of ImageNet-C's corruptions at 5 strengths; ["all"] for all 15.
         sample: Corrupt only this many images, classes balanced; 0 for all.
+        unknown: Also fit a threshold that rejects images such as those in this folder or dataset, of none of the
+            model's classes.
         seed: Random seed for the bootstrap and the choice of calibration images.
         batch_size: Number of images per batch.
         track: Wraps the iterator over images to show progress.
@@ -175,7 +181,14 @@ def evaluate(
     kinds = check_kinds(corruptions)
     encoder = model if isinstance(model, Encoder) else Encoder(model)
     if encoder.model.meta.target.kind != "single":
-        single = {"by": by, "coverage": coverage, "corruptions": kinds, "real": real, "template": template}
+        single = {
+            "by": by,
+            "coverage": coverage,
+            "corruptions": kinds,
+            "unknown": unknown,
+            "real": real,
+            "template": template,
+        }
         for option, value in single.items():
             if value:
                 raise ConfigError(f"{argument(option)} is for models of one class per image")
@@ -188,6 +201,7 @@ def evaluate(
     name = default_split(opened.splits) if split is None else next(iter(opened.only(split).splits))
     source, meta, total = opened.splits[name], classifier.model.meta, classifier.model.config.num_classes
     values = values_by(source, by) if by else []  # before the model runs
+    others = None if unknown is None else Concat(list(open_images(unknown).values()), name=str(unknown))
     if mappings is None:
         mappings = extra_file(path, "mappings") or label_spaces.mappings_beside(path)
     space = label_spaces.label_space(
@@ -221,14 +235,15 @@ def evaluate(
         tally.add(logits / meta.temperature, truth, indices)
     measures, fit = tally.measures(), fitting(outputs, dev, seed=seed)
     calibrated = calibration(outputs, meta.temperature, fit)
-    sets = None
+    sets, t = None, calibrated.temperature if calibrated.helps and calibrated.temperature else meta.temperature
     if coverage is not None:
-        t = calibrated.temperature if calibrated.helps and calibrated.temperature else meta.temperature
         sets = fit_sets(fit.dev, fit.fit_rows, fit.dev_name, outputs, fit.rest, coverage=coverage, t=t)
-    corrupted = None
+    corrupted, rejection = None, None
+    run: Any = {"seed": seed, "batch_size": batch_size, "track": track}
+    if others is not None:
+        rejection = fit_rejection(classifier, source, others, temperature=t, **run)
     if kinds:
         part = source if sample == 0 else first_samples(source, min(sample, len(source)), seed)
-        run: Any = {"seed": seed, "batch_size": batch_size, "track": track}
         corrupted = measure_corruptions(classifier, part, space, kinds, **run)
     right = outputs.logits.argmax(axis=1) == outputs.labels
     return Evaluation(
@@ -249,6 +264,7 @@ def evaluate(
         slices=slice_accuracies([values[i] for i in outputs.indices.tolist()], right, by) if by else (),
         sets=sets,
         corruptions=corrupted,
+        rejection=rejection,
         unreadable=outputs.unreadable,
         left_out=outputs.left_out,
         notes=tuple(notes),
@@ -311,7 +327,7 @@ def intervals(
 
 
 def save_calibrated(evaluation: Evaluation, folder: Path) -> list[str]:
-    """Save the model with everything fitted here: temperature and conformal sets, which every later prediction uses.
+    """Save the model with everything fitted here: temperature, conformal sets and the threshold for unknown images.
 
     Returns:
         Notes on what was not saved.
@@ -320,7 +336,7 @@ def save_calibrated(evaluation: Evaluation, folder: Path) -> list[str]:
         DataError: Nothing was fitted, or it cannot be used.
     """
     fitted, model, space = evaluation.calibration, evaluation.classifier.torch_model, evaluation.space
-    changes, obstacle, hint = dict[str, float](), "", ""
+    changes, obstacle, hint = dict[str, Any](), "", ""
     if fitted.temperature is None or fitted.before is None or fitted.after is None:
         obstacle = f"no temperature fitted: {fitted.obstacle}"
     elif not fitted.helps:
@@ -334,12 +350,17 @@ def save_calibrated(evaluation: Evaluation, folder: Path) -> list[str]:
     if changes and evaluation.restricted:
         obstacle = f"the temperature was fitted with {space.competing} of the model's {space.total} outputs"
         hint = "evaluate on all its classes"
+    rejection = evaluation.rejection
+    if rejection is not None:
+        changes |= {"threshold": rejection.threshold, "threshold_on": SAVED_ON[rejection.chosen]}
     if not changes or hint:
         raise DataError(f"not written, {obstacle}", where=folder, hint=hint)
-    meta = model.meta
+    meta, head = model.meta, model.head
     try:
         model.meta = meta.replace(**changes)
+        if rejection is not None and rejection.head is not None:
+            model.head = rejection.head
         save(model, folder)
     finally:
-        model.meta = meta
+        model.meta, model.head = meta, head
     return notes

@@ -92,6 +92,7 @@ def write_evaluation(evaluation: Evaluation | TargetEvaluation, folder: Path) ->
             (s.name, s.count, percent_bar(s.top1), "{:.2f} to {:.2f}".format(*s.interval)) for s in evaluation.slices
         ],
         worst=describe_worst(evaluation) if evaluation.slices else "",
+        rejection=evaluation.rejection,
         corruption_titles=CORRUPTION_TITLES,
         corruptions=[] if evaluation.corruptions is None else evaluation.corruptions.rows(),
         corrupted="" if evaluation.corruptions is None else describe_corruptions(evaluation.corruptions),
