@@ -34,6 +34,7 @@ from vitruvian.engines.choose import Engine, fastest_engine
 from vitruvian.engines.graph import LOGITS_ONLY, Graph, ImageModel, find_graph, open_graph
 from vitruvian.engines.runtimes import FEATURES, EngineName, check_engine
 from vitruvian.errors import ConfigError, DataError, ImageError, argument
+from vitruvian.machine import announce_device, choose_device, device_of
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores, map_over_shapes
 from vitruvian.model.resnet import ResNet
@@ -224,15 +225,18 @@ class Encoder:
         *,
         num_heads: int | None = None,
         image_size: int | Size | None = None,
-        device: str = "cpu",
+        device: str = "auto",
         engine: EngineName = "torch",
         tome_r: int | Sequence[int] | None = None,
         adapter: str | Path | None = None,
     ) -> None:
         """Load or wrap a model; for the arguments see `Classifier`."""
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.engine, self.device = check_engine(engine, device), device
+        graph = find_graph(model) if isinstance(model, str | Path) else None
+        if device == "auto" and graph is not None:
+            device = "cpu"
+        elif device == "auto":
+            device = choose_device(device, engine) if isinstance(model, str | Path) else str(device_of(model))
+        self.engine, is_loaded = check_engine(engine, device), isinstance(model, str | Path)
         self._preprocess: Preprocess | Transform | None = None
         self._first: Classifier | None = None  # the first pass of a cascade
         self.name = str(model)
@@ -241,7 +245,7 @@ class Encoder:
             if num_heads is not None or image_size is not None or adapter is not None:
                 what = "num_heads, image_size and adapter apply when weights are loaded"
                 raise ConfigError(f"{what}; this model is already built")
-        elif (graph := find_graph(model)) is None:
+        elif graph is None:
             model = load(model, num_heads=num_heads, image_size=image_size, adapter=adapter)
         else:
             if num_heads is not None or adapter is not None or device.partition(":")[0] != "cpu":
@@ -263,12 +267,10 @@ class Encoder:
             self.engine = "torch"  # engines need one image size
         elif self.engine != "torch":
             model.meta.preprocess.require_one_size(argument("engine", engine))
-        try:
-            if torch.device(device).type == "meta":
-                raise RuntimeError("it cannot run a model")
-            self.model: ImageModel = model.to(device)
-        except (RuntimeError, AssertionError) as error:
-            raise ConfigError(f"{argument('device', device)} cannot be used: {str(error).splitlines()[0]}") from None
+        self.device = choose_device(device)
+        if is_loaded:
+            announce_device(self.device)
+        self.model: ImageModel = model.to(self.device)
         self._forward = self._open_engine()
 
     def __repr__(self) -> str:
@@ -462,7 +464,7 @@ class Classifier(Encoder):
         tome_r: int | Sequence[int] | None = None,
         flip: bool = False,
         engine: EngineName = "torch",
-        device: str = "cpu",
+        device: str = "auto",
         adapter: str | Path | None = None,
     ) -> None:
         """Load or wrap a model with a classification head, or a CLIP or SigLIP used zero-shot with `labels`.
@@ -478,7 +480,8 @@ class Classifier(Encoder):
             engine: What computes logits and features: "torch", "onnxruntime", "openvino", or "auto" for the fastest
                 installed, which is chosen while torch computes the first images. The engines other than torch use
                 the weights as they were when the first image was computed, and call no hooks.
-            device: A PyTorch device.
+            device: A PyTorch device. "auto" is an accelerator (cuda, mps, xpu) if there is one, else the CPU; a model
+                that is already built stays where it is. The engines other than torch run on the CPU.
             adapter: Folder of a LoRA adapter to apply to the loaded weights.
 
         Raises:
@@ -491,7 +494,7 @@ class Classifier(Encoder):
         if labels is not None:
             from vitruvian.weights.zero_shot import with_words  # most models have their own labels
 
-            self.model = with_words(self.torch_model, labels, template).to(device)
+            self.model = with_words(self.torch_model, labels, template).to(self.device)
             self._forward = self._open_engine()
         elif template is not None:
             raise ConfigError(f"{argument('template')} needs {argument('labels')}")

@@ -3,11 +3,21 @@
 Linux reports them in /proc; elsewhere the facts that only /proc knows are empty or None.
 """
 
+from __future__ import annotations
+
 import ctypes
+import os
 import platform
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitruvian.errors import ConfigError, argument
+from vitruvian.progress import print_status
+
+if TYPE_CHECKING:
+    import torch
 
 
 @cache
@@ -69,3 +79,57 @@ def reset_peak_memory() -> None:
     trim_memory()
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
+
+
+def choose_device(name: str, engine: str = "auto") -> str:
+    """The PyTorch device with this name; `auto` is an accelerator (cuda, mps, xpu) if there is one, else the CPU.
+
+    Engines other than torch run on the CPU. Processes of torchrun use one accelerator each. Raises ConfigError if the
+    device cannot be used.
+    """
+    import torch
+
+    if name == "auto":
+        has_accelerator = engine in ("auto", "torch") and torch.accelerator.is_available()
+        found = torch.accelerator.current_accelerator() if has_accelerator else None
+        name = "cpu" if found is None else found.type
+    if name in ("cuda", "xpu"):
+        name = f"{name}:{os.environ.get('LOCAL_RANK', '0')}"
+    try:
+        device = torch.device(name)
+        if device.type == "meta":
+            raise RuntimeError("it cannot run a model")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"{argument('device', name)} cannot be used: {str(error).splitlines()[0]}") from None
+    return name
+
+
+def device_of(model: torch.nn.Module) -> torch.device:
+    """The device of a model's weights; the CPU for an exported graph, which has none."""
+    import torch
+
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def device_name(device: str) -> str:
+    """A device with the name of its hardware, if PyTorch knows it: `cuda:0 (NVIDIA A100)`."""
+    import torch
+
+    describe = getattr(torch.get_device_module(device), "get_device_name", None)
+    return f"{device} ({describe(device)})" if describe else device
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until an accelerator has finished its work, so that it can be timed."""
+    if device.type != "cpu":
+        import torch
+
+        torch.get_device_module(device).synchronize()
+
+
+@cache
+def announce_device(device: str) -> None:
+    """Print which accelerator is used, once per process; nothing for the CPU."""
+    if device != "cpu":
+        print_status(f"device: {device_name(device)}")

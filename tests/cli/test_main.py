@@ -59,7 +59,7 @@ OPTIONS = {
     "--max-unreadable --workers --batch-size --num-heads --image-size --adapter --device --engine --tome-r",
     "embed": "--model -m --out --merge --json --shard --on --split --dtype --piece --max-unreadable --workers "
     "--batch-size --num-heads --image-size --adapter --device --engine",
-    "similar": "--in --text --top --model -m --exact --json --out",
+    "similar": "--in --text --top --model -m --exact --json --out --device",
     "models": "--json --augreg --index",
     "convert": "--to --labels --template --num-heads --image-size --patch-size --num-classes --half --config --json",
     "train": "--folds "
@@ -94,7 +94,7 @@ OPTIONS = {
     "study axial": TRAINED_STUDY,
     "study self-supervision": TRAINED_STUDY,
     "datasets": "--data-root --json",
-    "doctor": "--target --predictions --out --json --workers --model -m --drop --vectors --review --apply --against",
+    "doctor": "--target --predictions --device --out --json --workers --model -m --drop --vectors --review --apply --against",
     "pack": "--side --format --quality --shard-mb --workers",
     "export": "--to --batch-size --image-size --dynamic-size --features --num-heads --json",
     "optimize": "--calibrate --max-loss --only --images --minutes --evaluate --engine --weight-bits --report "

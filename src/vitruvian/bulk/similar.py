@@ -98,6 +98,7 @@ class VectorSearch:
         model: Encoder | str | Path | None = None,
         *,
         engine: EngineName = "torch",
+        device: str = "auto",
     ) -> Vectors:
         """Query vectors (Q, D) of images, then of texts, by the model that made the vectors.
 
@@ -107,8 +108,9 @@ class VectorSearch:
             raise ConfigError(f"no query: give an image or {argument('text')}")
         where, job = self.result.folder, self.result.job
         name = job["model"] if model is None else model
-        encoder = name if isinstance(name, Encoder) else Encoder(name, engine=engine)
-        if job.get("model_key") != model_key(encoder):
+        encoder = name if isinstance(name, Encoder) else Encoder(name, engine=engine, device=device)
+        devices = ("", "cpu", "cuda", "mps", "xpu")  # the vectors may come from another machine
+        if not any(job.get("model_key") == model_key(encoder, device) for device in devices):
             made_by = f"the vectors of {where} ({job['model']}), or with another preprocessing or version of torch"
             raise DataError(f"not the model that made {made_by}", where=encoder.name)
         queries = [encoder.embed(images).numpy()] if images else []

@@ -10,6 +10,7 @@ import typer
 
 from vitruvian.cli.options import (
     ADVANCED,
+    Device,
     ImageSize,
     ModelName,
     NumHeads,
@@ -60,10 +61,11 @@ def bench(
     num_heads: NumHeads = None,
     image_size: ImageSize = None,
     tome_r: TomeR = None,
+    device: Device = "auto",
 ) -> None:
     """Measure images per second, latency and memory of a model.
 
-    Also reports how the time divides over the parts of the model.
+    Also reports how the time divides over the parts of the model. Engines other than torch are measured on the CPU.
     """
     sizes = split_names(batches)
     if not sizes or not all(size.isdecimal() and 1 <= int(size) <= 65_536 for size in sizes):
@@ -74,9 +76,11 @@ def bench(
         from vitruvian.engines.bench import bench as run_bench
         from vitruvian.files import atomic_path
         from vitruvian.inference import Encoder
+        from vitruvian.machine import choose_device
 
-    encoder = Encoder(model, num_heads=num_heads, image_size=image_size, tome_r=tome_r)
     engines = [choice.value for choice in engine] if engine else None
+    device = choose_device(device, next((name for name in engines or () if name != "torch"), "torch"))
+    encoder = Encoder(model, num_heads=num_heads, image_size=image_size, tome_r=tome_r, device=device)
     counts = [int(size) for size in sizes]
     result = run_bench(encoder.model, engines=engines, batches=counts, rounds=rounds, image=image)
     print(json.dumps(result.to_json()) if as_json else result)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from vitruvian.cli.options import DataRoot, Readers, TargetName, flag, option, quick_imports, split_names
+from vitruvian.cli.options import DataRoot, Device, Readers, TargetName, flag, option, quick_imports, split_names
 from vitruvian.progress import print_notes, print_status, track
 from vitruvian.tasks import Task, all_tasks, describe_pattern, find_task, get_task
 from vitruvian.tasks import data_root as find_data_root
@@ -44,6 +44,7 @@ def doctor(
     apply: Annotated[Path | None, APPLY] = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the report.")] = False,
     workers: Readers = 2,
+    device: Device = "auto",
 ) -> None:
     """Check a dataset before training.
 
@@ -95,7 +96,7 @@ def doctor(
             from vitruvian.evaluation.features import feature_rows, open_store
             from vitruvian.inference import Encoder
 
-        encoder = Encoder(model)
+        encoder = Encoder(model, device=device)
         store, follow = open_store(encoder), partial(track, label="features")
         parts = [feature_rows(encoder, source, store, track=follow)[0] for source in dataset.splits.values()]
         values = np.concatenate(parts)

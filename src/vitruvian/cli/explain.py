@@ -77,6 +77,7 @@ def explain(
         from vitruvian.data.folder import find_images
         from vitruvian.explain import MapSettings
         from vitruvian.explain.explainer import METHODS, Explainer
+        from vitruvian.machine import announce_device, choose_device
         from vitruvian.weights.hub import default_source
         from vitruvian.weights.load import load, with_merging
 
@@ -88,10 +89,12 @@ def explain(
     model = default_source() if model is None else model
     loaded = load(model, num_heads=options.num_heads, image_size=options.image_size, adapter=options.adapter)
     loaded = loaded if options.tome_r is None else with_merging(loaded, options.tome_r)
+    device = choose_device(options.device, options.engine)
+    announce_device(device)
     if figures:
-        plot_figures(loaded, images, out, count=count, device=options.device, as_json=as_json)
+        plot_figures(loaded, images, out, count=count, device=device, as_json=as_json)
     else:
-        explainer = Explainer(loaded, settings, device=options.device, engine=options.engine)
+        explainer = Explainer(loaded, settings, device=device, engine=options.engine)
         explain_paths(explainer, images, out, as_json=as_json)
 
 

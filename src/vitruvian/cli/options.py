@@ -274,6 +274,7 @@ EngineChoice = Literal["torch", "onnxruntime", "openvino", "auto"]
 Engine = Annotated[
     EngineChoice, typer.Option(help="Engine; auto starts with torch and uses the fastest installed for many images.")
 ]
+Device = Annotated[str, option("NAME", "cuda, mps, xpu or cpu; auto takes an accelerator if there is one.")]
 TomeR = Annotated[
     Any, option("R", "Token merging (ToMe): number of tokens to merge per layer, such as 8.", parser=parse_tome_r)
 ]
@@ -288,7 +289,7 @@ class LoadOptions:
     panel: ClassVar = RUNNING
     num_heads: NumHeads = None
     image_size: ImageSize = None
-    device: Annotated[str, option("NAME", "cpu, cuda, or auto: cuda if available.")] = "cpu"
+    device: Device = "auto"
     adapter: Annotated[str | None, option("DIR", "A LoRA adapter to apply to the weights (peft's format).")] = None
     engine: Engine = "auto"
 
@@ -363,7 +364,7 @@ class RecipeOptions:
     precision: Annotated[
         Precision | None, option("DTYPE", "float32, bfloat16 or float16 (autocast).", panel=ADVANCED)
     ] = None
-    device: Annotated[str | None, option("NAME", "cpu or cuda [default: cuda if available].", panel=ADVANCED)] = None
+    device: Annotated[str | None, option("NAME", "cuda, mps, xpu or cpu [default: auto].", panel=ADVANCED)] = None
     workers: Annotated[int | None, option("N", "Data loading workers per training process.", panel=ADVANCED)] = None
     settings: Changes = None
 

@@ -18,6 +18,7 @@ from vitruvian.cli.options import (
     BULK,
     BulkOptions,
     DefaultModel,
+    Device,
     Labels,
     LoadOptions,
     ModelName,
@@ -264,6 +265,7 @@ def similar(
     exact: Annotated[bool | None, EXACT] = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object per image (JSON Lines).")] = False,
     out: Annotated[Path | None, option("FILE", "Write a page with thumbnails (.html).", dir_okay=False)] = None,
+    device: Device = "auto",
 ) -> None:
     """Find the images most similar to an image or a text.
 
@@ -276,7 +278,7 @@ def similar(
         from vitruvian.bulk.similar import VectorSearch, write_neighbors
 
     search = VectorSearch(where, exact=exact, track=partial(track, label="parts"))
-    results = search.nearest(search.queries(images, texts, model, engine="auto"), top)
+    results = search.nearest(search.queries(images, texts, model, engine="auto", device=device), top)
     if out is not None:
         write_neighbors(out, images, texts, results, search.result)
     queries = [("path", image) for image in images] + [("text", words) for words in texts]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitruvian.cli.options import Batch, Engine, ImageSize, option, quick_imports
+from vitruvian.cli.options import Batch, Device, Engine, ImageSize, option, quick_imports
 from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.progress import print_status
 
@@ -50,6 +50,7 @@ def serve(
     allow_host: Annotated[list[str] | None, ALLOW_HOST] = None,
     image_size: ImageSize = None,
     engine: Engine = "auto",
+    device: Device = "auto",
 ) -> None:
     """Serve models over HTTP, with a page at / to inspect them.
 
@@ -75,7 +76,8 @@ def serve(
         name = "in-package" if weights == str(BUNDLED) and not models else name
         if name in loaded:
             raise ConfigError(f"two models are called {name!r}; name them with NAME=MODEL", where="--model")
-        model = Encoder(weights, image_size=image_size, engine=engine).model
+        encoder = Encoder(weights, image_size=image_size, engine=engine, device=device)
+        model = encoder.model
         if models and not isinstance(model, Graph):
             check_finite(model, weights)
         loaded[name] = model
@@ -86,7 +88,7 @@ def serve(
         if name in loaded:
             raise ConfigError(f"two models are called {name!r}; name them with NAME=DIR", where="--adapter")
         # Other engines export a graph of each model.
-        adapted = with_adapter(base, folder, image_size=image_size, merge=engine != "torch")
+        adapted = with_adapter(base, folder, image_size=image_size, merge=encoder.engine != "torch").to(encoder.device)
         check_finite(adapted, folder)
         loaded[name] = adapted
     run(

@@ -20,6 +20,7 @@ from vitruvian.cli.options import (
     Changes,
     Command,
     DataRoot,
+    Device,
     RecipeOptions,
     StartingWeights,
     data_argument,
@@ -434,7 +435,7 @@ def speed(
     batches: Annotated[str, option("N,N,...", "Batch sizes, of which the fastest counts.")] = "1,4,16",
     memory: Annotated[float, option("GB", "Memory that the largest batch has to fit into.", min=0.001)] = 16.0,
     rounds: Annotated[int, option("N", "Measurements of each batch size.", min=1)] = 5,
-    device: Annotated[str, option("NAME", "cpu, or cuda if available.")] = "cpu",
+    device: Device = "auto",
     out: Annotated[Path, option("DIR", "Folder of the study.")] = Path("runs/study-speed"),
     as_json: Annotated[bool, flag("--json", "Print one JSON object per cell (JSON Lines).")] = False,
 ) -> None:

@@ -180,7 +180,7 @@ def optimize(
     validate("batch_size", BatchSize, batch_size)
     check_engine("onnxruntime")  # writes int8
     check_writable(out)
-    classifier = Classifier(model, num_heads=num_heads)
+    classifier = Classifier(model, num_heads=num_heads, device="cpu")
     check_model(classifier.torch_model, "onnx", dynamic_size=False)
     everything = read_sample(classifier, calibrate, images=quantize.CALIBRATION_IMAGES + images, training=True)
     count = min(quantize.CALIBRATION_IMAGES, len(everything.pixels) // 2)  # to fit on; the others measure the loss

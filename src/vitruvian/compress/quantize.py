@@ -127,7 +127,7 @@ def quantize(
     for name in ("onnxruntime", engine):
         check_engine(name)
     check_writable(out)
-    classifier = Classifier(model, num_heads=num_heads)
+    classifier = Classifier(model, num_heads=num_heads, device="cpu")
     dense_layers(classifier.torch_model)  # raises if it is not a ViT, before images are read
     check_model(classifier.torch_model, "onnx", dynamic_size=False)
     calibration = read_sample(classifier, calibrate, images=CALIBRATION_IMAGES, training=True)

@@ -24,7 +24,7 @@ from vitruvian.engines.export import Forward
 from vitruvian.engines.graph import Graph, open_graph
 from vitruvian.engines.runtimes import check_engine, installed
 from vitruvian.errors import ConfigError, VitruvianError, argument
-from vitruvian.machine import peak_megabytes, reset_peak_memory, resident_megabytes
+from vitruvian.machine import device_name, device_of, peak_megabytes, reset_peak_memory, resident_megabytes, synchronize
 from vitruvian.model.build import Model
 from vitruvian.model.encoder import Block
 from vitruvian.model.vit import ViT
@@ -32,6 +32,8 @@ from vitruvian.progress import print_status
 from vitruvian.report.chart import Chart, Line
 from vitruvian.settings import BatchSize, Record, Size, validate
 from vitruvian.text import table
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Bench(Record):
     shares: dict[str, float]  # milliseconds per image of each part, in torch, or in the first engine of a graph
     limit_gflops: float  # speed of one large float32 matrix product on all cores
     threads: int
+    device: str = "cpu"
 
     def __str__(self) -> str:
         rows = [
@@ -72,7 +75,8 @@ class Bench(Record):
         columns = ("engine", ">batch", ">images/s", ">p50 ms", ">p90", ">p99", ">of matmul", ">memory MB")
         total = sum(self.shares.values())
         parts = [(name, f"{ms:.2f}", f"{ms / total:.0%}") for name, ms in self.shares.items()]
-        limit = f"float32 matrix product on {self.threads} threads: {self.limit_gflops:.0f} GFLOP/s"
+        where = f"{self.threads} threads" if self.device == "cpu" else device_name(self.device)
+        limit = f"float32 matrix product on {where}: {self.limit_gflops:.0f} GFLOP/s"
         return "\n".join([table(columns, rows), "", table(("time per image", ">ms", ">share"), parts), "", limit])
 
     def chart(self) -> Chart:
@@ -97,8 +101,9 @@ def bench(
     By default all engines are compared that are installed and can run the model, or a graph's own, and the time to
     decode is that of a generated JPEG.
     """
-    default = [model.graph.engine] if isinstance(model, Graph) else installed()
-    names: list[str] = [check_engine(name) for name in (engines or default)]
+    device = device_of(model)
+    default = [model.graph.engine] if isinstance(model, Graph) else installed() if device.type == "cpu" else ["torch"]
+    names: list[str] = [check_engine(name, str(device)) for name in (engines or default)]
     if "auto" in names:
         raise ConfigError(f"{argument('engine', 'auto')} cannot be measured", hint="omit it to compare all engines")
     if isinstance(model, Graph) and "torch" in names:
@@ -109,7 +114,7 @@ def bench(
     if image is not None:
         decode(Path(image))  # raises ImageError before anything is measured
     data = synthetic_jpeg() if image is None else Path(image).read_bytes()
-    limit, size, speeds = matmul_gflops(), model.meta.preprocess.image_size, []
+    limit, size, speeds = matmul_gflops(device), model.meta.preprocess.image_size, []
     count = computed_multiply_adds(model, size)
     for batch_size in batches:
         validate("batch_size", BatchSize, batch_size)
@@ -129,7 +134,8 @@ def bench(
             of_limit = None if count is None else 2e-9 * count * rate / limit
             speeds.append(EngineSpeed(name, batch_size, rate, p50, p90, p99, of_limit, memory[name]))
     shares = time_shares(model, data, rounds)
-    return Bench(speeds=tuple(speeds), shares=shares, limit_gflops=limit, threads=torch.get_num_threads())
+    threads = torch.get_num_threads()
+    return Bench(speeds=tuple(speeds), shares=shares, limit_gflops=limit, threads=threads, device=str(device))
 
 
 def peak_memory(model: Model | Graph, mode: RunMode, pixels: Tensor) -> tuple[float | None, Forward]:
@@ -143,9 +149,16 @@ def peak_memory(model: Model | Graph, mode: RunMode, pixels: Tensor) -> tuple[fl
         forward: Forward = open_graph(model.graph.path, engine=mode.engine)
     else:
         forward = open_forward(model, mode, size)
+    if device_of(model).type != "cpu":
+        return None, partial(round_trip, forward, device_of(model))
     forward(pixels)
     after = peak_megabytes()
     return None if before is None or after is None else after - before, forward
+
+
+def round_trip(forward: Forward, device: torch.device, pixels: Tensor) -> Tensor:
+    """Outputs in the memory of the CPU, of pixels that are there: what a prediction takes on an accelerator."""
+    return forward(pixels.to(device)).cpu()
 
 
 def computed_multiply_adds(model: Model | Graph, size: Size) -> int | None:
@@ -166,17 +179,18 @@ def computed_multiply_adds(model: Model | Graph, size: Size) -> int | None:
     return count - (tokens - read) * attention - (left - read) * mlp
 
 
-def matmul_gflops() -> float:
+def matmul_gflops(device: torch.device) -> float:
     """Best speed of several products of large float32 matrices."""
     side = 1024
-    a, b = torch.randn(2, side, side, generator=torch.Generator().manual_seed(0))
-    return 2e-9 * side**3 / min(timed(lambda: a @ b) for _ in range(10))
+    a, b = torch.randn(2, side, side, generator=torch.Generator().manual_seed(0)).to(device)
+    return 2e-9 * side**3 / min(timed(lambda: a @ b, device) for _ in range(10))
 
 
-def timed(function: Callable[[], object]) -> float:
+def timed(function: Callable[[], object], device: torch.device = CPU) -> float:
     """Seconds that a call takes."""
     start = time.perf_counter()
     function()
+    synchronize(device)
     return time.perf_counter() - start
 
 
@@ -203,6 +217,8 @@ def time_shares(model: Model | Graph, data: bytes, rounds: int) -> dict[str, flo
 def time_parts(model: Model | Graph, pixels: Tensor) -> dict[str, float]:
     """Seconds of one forward pass in the embedding, attention, MLPs and the rest."""
     parts: dict[str, list[nn.Module]] = {}
+    device = device_of(model)
+    pixels = pixels.to(device)
     rest = "model"
     if isinstance(model, ViT):
         blocks = [block for block in model.blocks if isinstance(block, Block)]
@@ -214,9 +230,11 @@ def time_parts(model: Model | Graph, pixels: Tensor) -> dict[str, float]:
     seconds, starts = dict.fromkeys(parts, 0.0), dict[nn.Module, float]()
 
     def begin(module: nn.Module, *_: Any) -> None:
+        synchronize(device)
         starts[module] = time.perf_counter()
 
     def end(part: str, module: nn.Module, *_: Any) -> None:
+        synchronize(device)
         seconds[part] += time.perf_counter() - starts[module]
 
     with ExitStack() as hooks, torch.inference_mode():
@@ -224,5 +242,5 @@ def time_parts(model: Model | Graph, pixels: Tensor) -> dict[str, float]:
             for module in modules:
                 hooks.callback(module.register_forward_pre_hook(begin).remove)
                 hooks.callback(module.register_forward_hook(partial(end, part)).remove)
-        total = timed(lambda: model(pixels))
+        total = timed(lambda: model(pixels), device)
     return seconds | {rest: max(0.0, total - sum(seconds.values()))}

@@ -125,16 +125,17 @@ def open_store(encoder: Encoder) -> FeatureStore:
     return FeatureStore(folder, encoder.torch_model.config.feature_width)
 
 
-def model_key(encoder: Encoder) -> str:
+def model_key(encoder: Encoder, device: str = "") -> str:
     """A hash of everything that features depend on: weights below the head, settings, device type and versions.
 
-    Settings with their default values are left out, so that a new setting does not change the key.
+    Settings with their default values are left out, so that a new setting does not change the key. `device` replaces
+    the type of the encoder's device.
     """
     model, preprocess = encoder.torch_model, encoder.preprocess
     assert isinstance(preprocess, Preprocess)
     below_head = {name: tensor for name, tensor in plain_state(model).items() if not name.startswith(HEADS)}
     config = {name: value for name, value in changed_settings(model.config).items() if name not in WITHOUT_EFFECT}
-    versions = [torch.__version__, PIL.__version__, torch.device(encoder.device).type]
+    versions = [torch.__version__, PIL.__version__, device or torch.device(encoder.device).type]
     parts = [tensors_digest(below_head), type(model.config).__name__, config, changed_settings(preprocess)]
     return short_hash([*parts, FORMAT, *versions])
 

@@ -75,7 +75,7 @@ def deletion_curves(
 
 def rank_patches(values: Tensor) -> Order:
     """Patch indices from the highest value to the lowest, ties in reading order."""
-    return np.argsort(-values.flatten().double().cpu().numpy(), kind="stable")
+    return np.argsort(-values.flatten().cpu().double().numpy(), kind="stable")
 
 
 def cover_patches(pixels: Tensor, patches: Order, grid: Size) -> Tensor:

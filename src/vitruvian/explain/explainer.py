@@ -92,7 +92,7 @@ class Explainer:
     Args:
         model: A ViT, with or without a head, or a file, directory or published name to load.
         settings: Which maps to compute; by default all methods for the predicted class.
-        device: Device of the model.
+        device: Device of the model, as for `Classifier`.
         engine: Engine for predictions and deletion curves; maps always use torch.
 
     Raises:
@@ -104,19 +104,19 @@ class Explainer:
         model: ImageModel | str | Path,
         settings: MapSettings | None = None,
         *,
-        device: str = "cpu",
+        device: str = "auto",
         engine: EngineName = "torch",
     ) -> None:
-        self.vit: ViT = require_vit(Encoder(model).model if isinstance(model, str | Path) else model)
+        self.vit: ViT = require_vit(Encoder(model, device=device).model if isinstance(model, str | Path) else model)
         self.settings = settings or MapSettings()
         self.classifier = Classifier(self.vit, device=device, engine=engine) if self.vit.config.num_classes else None
-        if self.classifier is None:
-            if self.settings.deletion or self.settings.target or self.settings.methods == ("gradient",):
-                raise ConfigError("this model has no head, so no class to explain; choose rollout or attention")
-            Encoder(self.vit, device=device)  # checks the channels, and moves the model to the device
-        else:
+        needs_class = self.settings.deletion or self.settings.target or self.settings.methods == ("gradient",)
+        if self.classifier is None and needs_class:
+            raise ConfigError("this model has no head, so no class to explain; choose rollout or attention")
+        if self.classifier is not None:
             self.classifier.expect(0)
-        self.device = device
+        # an encoder checks the channels, and moves the model to the device
+        self.device = (self.classifier or Encoder(self.vit, device=device)).device
         check_head(self.vit, self.settings.head)
         if self.settings.layer is not None:
             self.vit.layer(self.settings.layer)

@@ -58,7 +58,7 @@ def filter_components(model: Model, count: int = COMPONENTS) -> tuple[Tensor, Te
     """
     first = next(module for module in require_vit(model).embed.modules() if isinstance(module, nn.Conv2d))
     weight = first.standardized() if isinstance(first, StdConv) else first.weight
-    kernels = weight.detach().double().cpu()  # (D, channels, S, S)
+    kernels = weight.detach().cpu().double()  # (D, channels, S, S)
     flat = kernels.permute(0, 2, 3, 1).flatten(1)
     _, strengths, components = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
     variance = strengths.square()
@@ -86,7 +86,7 @@ def position_similarity(model: Model, grid: Size | None = None) -> Tensor:
         raise ConfigError(NO_POSITIONS[kind])
     positions = vit.embed.grid_positions(grid or vit.config.grid)
     assert positions is not None
-    directions = torch.nn.functional.normalize(positions.detach().double().cpu(), dim=-1)
+    directions = torch.nn.functional.normalize(positions.detach().cpu().double(), dim=-1)
     return torch.einsum("rcd,xyd->rcxy", directions, directions).float()
 
 
@@ -106,7 +106,7 @@ def attention_distance(model: Model, batches: Iterable[Tensor]) -> Tensor:
     with eval_mode(vit), torch.no_grad():
         for pixels in batches:
             for layer, weights in vit.attention_maps(pixels):
-                sums[layer] += distances(weights, vit.grid_of(pixels), vit.config.stride).sum(dim=0).double().cpu()
+                sums[layer] += distances(weights, vit.grid_of(pixels), vit.config.stride).sum(dim=0).cpu().double()
             images += len(pixels)
     if not images:
         raise DataError("no images to measure the attention distance on")
@@ -280,7 +280,7 @@ def draw_figures(
     out: Path,
     *,
     count: int = DISTANCE_IMAGES,
-    device: str = "cpu",
+    device: str = "auto",
     follow: Track = no_tracking,
 ) -> Iterator[tuple[Figure, list[Path]]]:
     """Draw the paper's Figure 7 for a model, and after the last figure write the page `figures.html`.
@@ -290,7 +290,7 @@ def draw_figures(
         images: Images for the attention distance; without any, the built-in digits.
         out: The output directory.
         count: Number of images to average over, chosen at equal steps.
-        device: A PyTorch device.
+        device: Device of the model, as for `Classifier`.
         follow: Wraps the iterator over images to show progress.
 
     Yields:
@@ -310,7 +310,7 @@ def draw_figures(
             unreadable.extend(str(image) for _, image in batch if isinstance(image, ImageError))
             pixels = [image for _, image in batch if isinstance(image, Tensor)]
             for _, same in groupby(pixels, key=lambda image: image.shape):
-                yield torch.stack(list(same)).to(device)
+                yield torch.stack(list(same)).to(encoder.device)
 
     for draw in (filters_figure, positions_figure, lambda vit: distance_figure(vit, batches(), source)):
         figure = replace(draw(vit), unreadable=tuple(unreadable))

@@ -66,7 +66,7 @@ class ServedModel:
         self.kind = Classifier if model.config.num_classes else Encoder
         self.encoder = self.kind(model, engine=first)
         self.switch: threading.Thread | None = None
-        if engine == "auto" and len(installed()) > 1:
+        if engine == "auto" and len(installed()) > 1 and self.encoder.device == "cpu":
             self.switch = threading.Thread(target=self._switch_engine, args=(limits.batch_size,), daemon=True)
         self.batcher = Batcher(queue=limits.queue, name=name, on_batch=partial(on_batch, name))
         parallel, size = PARALLEL_BATCHES, limits.batch_size
@@ -175,6 +175,7 @@ class ServedModel:
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "origin": self.model.meta.origin,
             "engine": self.encoder.engine if self.graph is None else self.graph.graph.engine,
+            "device": self.encoder.device,
             "accepts_labels": self.accepts_labels,
             "digits": self.model.meta.labels == tuple("0123456789"),
             "vit": {key: getattr(config, key) for key in VIT_FACTS} if isinstance(self.model, ViT) else None,

@@ -14,6 +14,7 @@ from vitruvian.catalog import resolve
 from vitruvian.engines.choose import measure
 from vitruvian.errors import ConfigError
 from vitruvian.files import read_object, write_json
+from vitruvian.machine import announce_device, choose_device, synchronize
 from vitruvian.model.build import Model, build
 from vitruvian.progress import print_status
 from vitruvian.report.chart import Chart, Line
@@ -58,13 +59,15 @@ def speed_study(
     batches: Sequence[int] = BATCHES,
     memory: float = MEMORY,
     rounds: int = 5,
-    device: str = "cpu",
+    device: str = "auto",
     report: Callable[[str], None] = print_status,
 ) -> list[SpeedCell]:
     """Measure inference of every model at every size; what an earlier call has measured is not repeated.
 
     The largest batch is computed: the memory of inference grows linearly with the batch, as two batches show.
     """
+    device = choose_device(device)
+    announce_device(device)
     setup = {"batches": list(batches), "memory": memory, "rounds": rounds, "device": device}
     path = out / STUDY_FILE
     before = read_object(path, raises=ConfigError) if path.is_file() else {}
@@ -112,8 +115,7 @@ def measure_cell(
 def infer(model: Model, pixels: Tensor) -> Tensor:
     with torch.inference_mode():
         logits: Tensor = model(pixels)
-        if logits.device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize(logits.device)
         return logits
 
 

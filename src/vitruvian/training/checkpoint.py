@@ -88,7 +88,7 @@ class Checkpoints:
         try:
             if not self.processes.is_distributed:
                 staged.mkdir(parents=True)
-                contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+                contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
                 save_file(contiguous, staged / "state.safetensors")
             else:
                 writer = HuggingFaceStorageWriter(str(staged), save_distributed=True)

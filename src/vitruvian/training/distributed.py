@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vitruvian.errors import ConfigError, TrainingError, VitruvianError, argument
+from vitruvian.errors import ConfigError, TrainingError, VitruvianError
+from vitruvian.machine import choose_device
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.settings import environment_number
@@ -130,12 +131,14 @@ def process_group(device: str) -> Iterator[Processes]:
     """
     global _background
     world, rank = environment_number("WORLD_SIZE", 1), environment_number("RANK", 0)
-    chosen = choose_device(device)
+    chosen = torch.device(choose_device(device))
+    if chosen.type in ("cuda", "xpu"):
+        torch.get_device_module(chosen).set_device(chosen)
     if world == 1 or dist.is_initialized():
         yield Processes(rank=rank if world > 1 else 0, world_size=world, device=chosen, background=_background)
         return
     try:
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
+        dist.init_process_group(dist.get_default_backend_for_device(chosen), timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         address = ":".join(os.environ.get(name, f"${name}") for name in ("MASTER_ADDR", "MASTER_PORT"))
         raise TrainingError(
@@ -157,24 +160,6 @@ def process_group(device: str) -> Iterator[Processes]:
         _closed_groups.extend((dist.group.WORLD, _background))
         _background = None
         dist.destroy_process_group()
-
-
-def choose_device(name: str) -> torch.device:
-    """The device with this name; `auto` is this process's GPU, or else the CPU."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda":
-        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    try:
-        device = torch.device(name)
-        if device.type == "meta":
-            raise RuntimeError("it cannot run a model")
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"{argument('device', name)} cannot be used: {str(error).splitlines()[0]}") from None
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return device
 
 
 def fully_shard(model: Model, processes: Processes, recipe: Recipe) -> None:

@@ -128,7 +128,7 @@ class Trainer:
         Nothing is read back from the device. The caller's random state is restored afterwards.
         """
         recipe, device = self.recipe, self.processes.device
-        gpus = [] if device.type == "cpu" else [device]
+        gpus = [device] if device.type in ("cuda", "xpu") else []  # the others have no state per device
         with torch.random.fork_rng(gpus, device_type=device.type if gpus else "cuda"):
             seed = int(hash_words(recipe.seed, step, self.processes.rank, size=1, purpose=b"step")[0])
             torch.manual_seed(seed)

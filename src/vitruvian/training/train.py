@@ -19,11 +19,12 @@ from vitruvian.cost import parameters
 from vitruvian.data.doctor.crossing import split_notes
 from vitruvian.data.transform import Transform
 from vitruvian.errors import TrainingError, argument
+from vitruvian.machine import device_name
 from vitruvian.progress import no_tracking, print_status, track
 from vitruvian.report.html import PAGE
 from vitruvian.text import brief
 from vitruvian.training.checkpoint import Checkpoints, Position, free_name, read_position, verify, write_digests
-from vitruvian.training.distributed import process_group
+from vitruvian.training.distributed import Processes, process_group
 from vitruvian.training.initial_model import initial_model, rebuild_model
 from vitruvian.training.journal import Listener, ProgressListener, TensorBoard, notify
 from vitruvian.training.loop import Loop, Trainer
@@ -162,7 +163,7 @@ def train(
             splits.notes.append(
                 "evaluated with your transform=; the saved model has the preprocessing of the recipe instead"
             )
-        splits.notes.extend([*notes, *worker_notes, *leakage_notes(ref.name, chosen, splits)])
+        splits.notes.extend([*device_notes(processes), *notes, *worker_notes, *leakage_notes(ref.name, chosen, splits)])
         if not chosen.weights:
             side = chosen.image_size or resolve(chosen.model).image_size[0]
             is_poor = chosen.objective == "labels" and images < FEW_IMAGES and side >= PHOTO_PIXELS
@@ -193,6 +194,11 @@ def train(
         processes.on_main(lambda: create_run(folder, described, facts) and None)
         processes.check_sees(folder / RUN_FILE)
         return Loop(trainer, folder, Position(), listeners).run()
+
+
+def device_notes(processes: Processes) -> list[str]:
+    """The accelerator of this process, if it has one."""
+    return [] if processes.device.type == "cpu" else [f"device: {device_name(str(processes.device))}"]
 
 
 def resume(
@@ -289,7 +295,7 @@ def resume(
                     where=facts.get("data") or None,
                     hint="restore it, or start a new run",
                 )
-        splits.notes.extend(notes)
+        splits.notes.extend([*device_notes(processes), *notes])
         report = partial(notify, listeners if processes.is_main else ())
         checkpoint = processes.on_main(lambda: Checkpoints(run.checkpoints, processes).newest_intact(report))
         if checkpoint is None:
