@@ -99,9 +99,9 @@ OPTIONS = {
     "export": "--to --batch-size --image-size --dynamic-size --features --num-heads --json",
     "optimize": "--calibrate --max-loss --only --images --minutes --evaluate --engine --weight-bits --report "
     "--tome-r --image-size --split --batch-size --num-heads --json",
-    "bench": "--model -m --engine --batches --rounds --image --plot --json --num-heads --image-size --tome-r",
+    "bench": "--model -m --engine --batches --rounds --image --plot --json --num-heads --image-size --tome-r --device",
     "serve": "--model -m --adapter --host --port --batch-size --queue --max-mb --max-seconds --allow-host "
-    "--image-size --engine",
+    "--image-size --engine --device",
     "demo": "--out --set",
 }
 
