@@ -94,7 +94,8 @@ OPTIONS = {
     "study axial": TRAINED_STUDY,
     "study self-supervision": TRAINED_STUDY,
     "datasets": "--data-root --json",
-    "doctor": "--target --predictions --device --out --json --workers --model -m --drop --vectors --review --apply --against",
+    "doctor": "--target --predictions --device --out --json --workers --model -m --drop --vectors --review --apply "
+    "--against",
     "pack": "--side --format --quality --shard-mb --workers",
     "export": "--to --batch-size --image-size --dynamic-size --features --num-heads --json",
     "optimize": "--calibrate --max-loss --only --images --minutes --evaluate --engine --weight-bits --report "
