@@ -170,8 +170,9 @@ class Choice:
             print_status(f"note: continuing with torch: {describe_error(error)}")
 
     def finish(self) -> None:
-        """Complete a choice that has begun, for the next time."""
-        if self.thread is None or self.is_final:
+        """Complete a choice that has begun, for the next time; wait once, not after every job on a busy machine."""
+        waited = choice_file(self.model, self.pixels).with_suffix(".late")
+        if self.thread is None or self.is_final or waited.exists():
             return
         print_status("note: choosing the fastest engine for the next time, once for this model; Ctrl-C skips it ...")
         end = time.monotonic() + FINISH_SECONDS
@@ -180,7 +181,10 @@ class Choice:
             self(self.pixels)
             self.advance(CHOOSE_FROM)
         done = self.trial is None and not self.thread.is_alive()
-        print_status(f"note: the next time uses {self.mode.engine}" if done else "note: the next job chooses again")
+        if not done:
+            with suppress(FileError):
+                write_json(waited, {})
+        print_status(f"note: the next time uses {self.mode.engine}" if done else "note: a longer job will choose")
 
 
 class Engine:
