@@ -4,25 +4,28 @@
 other datasets store a class index, and a `TargetTable` with the rows: 0, 1 or unknown for each label, or numbers.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from vitruvian.errors import DataError, UnknownNameError, argument, short_repr
 from vitruvian.settings import Range, Settings, Share
 from vitruvian.text import brief, natural_key, plural
+
+if TYPE_CHECKING:  # `vit --help` needs the kinds, and must not wait for numpy
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Indices = NDArray[np.int64]
 
 # n images, R distinct rows, K outputs: labels or numbers
 
 BINS = 10  # strata of numbers, by quantiles
 MAX_LEVELS = 1000  # of ordinal classes; more are numbers
 SEPARATOR = ";"  # between the labels of an image
-
-Floats = NDArray[np.float64]
-Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +68,8 @@ class TargetTable:
 
     def rows(self, labels: NDArray[np.integer]) -> Floats:
         """The targets (n, K) of images with these row numbers; NaN if unknown."""
+        import numpy as np
+
         result = np.zeros((len(labels), len(self.names)))
         counts = self.starts[labels + 1] - self.starts[labels]
         image = np.repeat(np.arange(len(labels)), counts)
@@ -75,6 +80,8 @@ class TargetTable:
 
     def text(self, row: int) -> str:
         """A row as text: the names of its labels, its level, or its numbers."""
+        import numpy as np
+
         values = self.rows(np.array([row]))[0]
         if self.kind == "multi":
             return SEPARATOR.join(self.names[column] for column in np.flatnonzero(values == 1))
@@ -84,6 +91,8 @@ class TargetTable:
 
     def statistics(self, labels: NDArray[np.integer]) -> Floats:
         """Of each output (3, K): images whose value is known, and the mean and the standard deviation of the values."""
+        import numpy as np
+
         images = np.bincount(labels, minlength=len(self)).astype(np.float64)  # (R,)
         known = ~np.isnan(self.values)
         columns, values = self.columns[known], self.values[known]
@@ -102,6 +111,8 @@ class TargetTable:
 
     def strata(self) -> Indices:
         """A group (R,) for each row, of which every split should have its share: rarest label, level or quantile."""
+        import numpy as np
+
         if self.kind == "multi":
             sizes = np.bincount(self.columns[self.values == 1], minlength=len(self.names))
             groups = np.full(len(self), len(self.names), np.int64)
@@ -145,6 +156,8 @@ Without columns, a label is what the user wrote: names separated by semicolons, 
 
 def make_table(kind: str, names: Sequence[str], rows: Sequence[dict[int, float]]) -> TargetTable:
     """A table of these rows, each from outputs to values; others are 0."""
+    import numpy as np
+
     starts = np.cumsum([0, *map(len, rows)])
     columns = np.array([column for row in rows for column in row], np.int64)
     values = np.array([value for row in rows for value in row.values()], np.float64)
@@ -153,6 +166,8 @@ def make_table(kind: str, names: Sequence[str], rows: Sequence[dict[int, float]]
 
 def parse_labels(labels: Sequence[str], columns: tuple[str, ...] | None) -> TargetTable:
     """Several labels per image: names, or 0, 1 or nothing for each column."""
+    import numpy as np
+
     if columns is not None:
         known = {"": np.nan, "1": 1.0, "1.0": 1.0, "true": 1.0, "0": 0.0, "0.0": 0.0, "false": 0.0}
         rows = []
@@ -174,6 +189,8 @@ def parse_labels(labels: Sequence[str], columns: tuple[str, ...] | None) -> Targ
 
 def parse_numbers(labels: Sequence[str], columns: tuple[str, ...] | None) -> TargetTable:
     """Numbers, several per image if there are columns."""
+    import numpy as np
+
     names, rows = columns or ("value",), []
     for label in labels:
         row = {}

@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import zipfile
 
 import pytest
 from PIL import Image
@@ -206,3 +207,24 @@ def test_a_file_that_is_no_table_is_refused(vit, weights, photos, tmp_path, name
     assert ran.code == 2
     assert "is not .csv, .jsonl or .parquet, nor a folder" in " ".join(ran.err.split())
     assert not (tmp_path / name).exists()
+
+
+def test_images_of_an_archive_have_the_names_in_it(vit, weights, photos, tmp_path):
+    path = tmp_path / "photos.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(photos / "a.png", "all/cat/1.png")
+        archive.writestr("all/cat/2.png", b"broken")
+    code, out, err = vit("predict", path, "--model", weights)
+    assert code == 1
+    assert out.startswith(f"{path}/all/cat/1.png\n")
+    assert f"error: {path}/all/cat/2.png: " in err
+
+
+def test_unreadable_images_fail_a_job_as_they_fail_a_table(vit, weights, photos, tmp_path):
+    (tmp_path / "all").mkdir()
+    for number in range(5):
+        shutil.copy(photos / "a.png", tmp_path / "all" / f"{number}.png")
+    assert vit("predict", tmp_path / "all", "--model", weights, "--out", tmp_path / "good")[0] == 0
+    (tmp_path / "all" / "5.png").write_bytes(b"broken")
+    for out in ("bad", "bad.csv"):
+        assert vit("predict", tmp_path / "all", "--model", weights, "--out", tmp_path / out)[0] == 1

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -68,7 +69,7 @@ def predict(
 
     Unreadable images are reported and skipped, and the exit code is 1. With a folder as --out, for millions of images:
     the predictions are written in parts, by one process per --shard. The last one verifies that each image is present
-    once.
+    once, and its exit code is 1 if some could not be read.
     """
     from vitruvian.table_file import is_table, open_table
 
@@ -93,12 +94,15 @@ def predict(
     if out is not None and len(paths) != 1:
         raise typer.BadParameter("a folder as --out takes one dataset; for several paths, write a table: all.csv")
     with quick_imports():
+        from vitruvian.data.archive import unpack_zip
         from vitruvian.data.folder import find_images
         from vitruvian.inference import Classifier
         from vitruvian.weights.hub import default_source
         from vitruvian.weights.zero_shot import parse_labels
 
     images = [] if out is not None else find_images(paths)  # before a model is downloaded for them
+    archives = [] if out is not None else [path for path in paths if path.lower().endswith(".zip")]
+    roots = {str(unpack_zip(Path(path))[0]): path for path in archives if Path(path).is_file()}
     model = default_source() if model is None else model
     words = None if labels is None else parse_labels(labels)
     classifier = model if bulk.on else Classifier(model, labels=words, template=template, **vars(options))
@@ -107,7 +111,8 @@ def predict(
 
         follow = partial(track, label="images", amount=int)
         run_predict(paths[0], classifier, out, top=top, **vars(bulk), track=follow)
-        finish_job(out, merged, f"predictions to {out}", as_json=as_json)
+        if finish_job(out, merged, f"predictions to {out}", as_json=as_json):
+            raise typer.Exit(1)
         return
     assert isinstance(classifier, Classifier)
     target = classifier.model.meta.target
@@ -123,6 +128,9 @@ def predict(
             if sort_into is not None and not result.error:
                 label = "rejected" if result.rejected else result.predictions[0].label
                 copy_into(sort_into / folder_name(label), Path(result.path))
+            for root, archive in roots.items():  # the name in the archive, not that of the extracted file
+                path, error = (text.replace(root, archive) for text in (result.path, result.error))
+                result = replace(result, path=path, error=error)
             if write is not None:
                 if target.mean:
                     write([number_row(result, classifier.labels)])
@@ -231,8 +239,11 @@ def check_merged(merged: Path | None) -> None:
         raise typer.BadParameter(f"{str(merged)!r} is not a .csv, .jsonl or .parquet file", param_hint="--merge")
 
 
-def finish_job(out: str, merged: Path | None, wrote: str, *, as_json: bool) -> None:
-    """Verify all parts of a job and merge them, if this command made the last one; else print how many are missing."""
+def finish_job(out: str, merged: Path | None, wrote: str, *, as_json: bool) -> int:
+    """Verify all parts of a job and merge them, if this command made the last one; else print how many are missing.
+
+    Returns the number of images with an error.
+    """
     from vitruvian.bulk.result import merge, open_result
 
     result = open_result(out)
@@ -242,16 +253,17 @@ def finish_job(out: str, merged: Path | None, wrote: str, *, as_json: bool) -> N
         later = "verifies them" if merged is None else f"verifies them and, with --merge, writes {merged}"
         text = f"wrote {wrote}; {missing:,} of {plural(result.parts, 'part')} are missing: the last shard {later}"
         print(json.dumps({"parts": result.parts, "missing": missing}) if as_json else text)
-        return
+        return 0
     summary = merge(out, merged, track=partial(track, label="verifying"))
+    failed, parts = sum(summary.errors.values()), plural(summary.parts, "part")
     if as_json:
         print(json.dumps(summary.to_json()))
-        return
-    failed, parts = sum(summary.errors.values()), plural(summary.parts, "part")
+        return failed
     images = f"{plural(summary.images, 'image')} in {parts}, each once; {failed:,} with an error"
     print(f"wrote {wrote if merged is None else f'{wrote} and {merged}'}: {images}; model {summary.model}")
     for error, count in summary.errors.items():
         print(f"  {count:,} x {printable(error)}, such as {printable(summary.examples[error])}")
+    return failed
 
 
 def similar(

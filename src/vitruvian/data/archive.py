@@ -19,13 +19,19 @@ def extract_zip(path: Path) -> tuple[Path, list[str]]:
 
     It is extracted again when the archive changes. If all is inside one folder, that folder is returned.
     """
+    folder, notes = unpack_zip(path)
+    while len(inner := list(folder.iterdir())) == 1 and inner[0].is_dir():
+        folder = inner[0]
+    return folder, notes
+
+
+def unpack_zip(path: Path) -> tuple[Path, list[str]]:
+    """As `extract_zip`, but always the folder of the whole archive, in which files have the names of their members."""
     with parsing(path, DataError, hint="download it again, or unpack it and pass the folder"):
         with zipfile.ZipFile(path) as archive:
             members = check_members(path, archive)
             folder = cached_folder("zip", [path], lambda folder: extract(archive, members, folder))
         skipped = sum(member.filename.startswith(MAC_FOLDER) for member in archive.infolist())
-        while len(inner := list(folder.iterdir())) == 1 and inner[0].is_dir():
-            folder = inner[0]
         return folder, [f"skipped {plural(skipped, 'file')} of macOS in {MAC_FOLDER}"] if skipped else []
 
 
