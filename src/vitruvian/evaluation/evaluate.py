@@ -237,7 +237,7 @@ def evaluate(
     calibrated = calibration(outputs, meta.temperature, fit)
     sets, t = None, calibrated.temperature if calibrated.helps and calibrated.temperature else meta.temperature
     if coverage is not None:
-        sets = fit_sets(fit.dev, fit.fit_rows, fit.dev_name, outputs, fit.rest, coverage=coverage, t=t)
+        sets = fit_sets(fit, outputs, coverage=coverage, t=t)
     corrupted, rejection = None, None
     run: Any = {"seed": seed, "batch_size": batch_size, "track": track}
     if others is not None:

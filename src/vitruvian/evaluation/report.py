@@ -117,7 +117,7 @@ def describe_sets(sets: ConformalSets) -> str:
     low, high = sets.interval
     return (
         f"prediction sets for {sets.promised:g}%, fitted on {sets.fitted_on}: {sets.coverage:.2f}% "
-        f"({low:.2f} to {high:.2f}) of {sets.count:,} others contain the label, {sets.mean_size:.2f} classes on "
+        f"({low:.2f} to {high:.2f}) of {sets.count:,} images contain the label, {sets.mean_size:.2f} classes on "
         f"average, {sets.single:.1f}% have one and {sets.empty:.1f}% none"
     )
 
