@@ -62,11 +62,11 @@ OPTIONS = {
     "similar": "--in --text --top --model -m --exact --json --out --device",
     "models": "--json --augreg --index",
     "convert": "--to --labels --template --num-heads --image-size --patch-size --num-classes --half --config --json",
-    "train": "--folds "
+    "train": "--folds --track "
     "--recipe --arch --from --model -m --out --epochs --lr --batch-size --seed --image-size --freeze --lora "
     "--val-fraction --group-by --patience --precision --device --workers --set --resume --plan --cluster --recipes "
     "--settings --auto-resume --minutes --add-classes --target",
-    "finetune": "--folds "
+    "finetune": "--folds --track "
     "--from --model -m --out --recipe --task --quick --lrs --seeds --steps --image-size --freeze --lora "
     "--val-fraction --group-by --patience --precision --device --epochs --lr --batch-size --seed --workers --set "
     "--data-root --json --minutes --target",

@@ -65,6 +65,12 @@ def set_data_root(root: Path | None) -> None:
         os.environ[DATA_VARIABLE] = str(root.expanduser().resolve())
 
 
+Trackers = Annotated[
+    list[str] | None,
+    option("NAME", "Also log to wandb or mlflow; repeatable. TensorBoard events are always written.", "--track"),
+]
+
+
 @expand_options
 def train(
     options: RecipeOptions,
@@ -77,6 +83,7 @@ def train(
     resume: Annotated[str | None, option("RUN", "Resume this run.")] = None,
     auto_resume: Annotated[bool, AUTO_RESUME] = False,
     minutes: Minutes = None,
+    track: Trackers = None,
     more_classes: Annotated[
         bool, flag("--add-classes", "Add the classes of DATA to the model of the run --from, without training.")
     ] = False,
@@ -162,17 +169,21 @@ def train(
         print("\n".join(plan_lines(estimate)))
         print_notes([*estimate.splits.notes, *notes])
         return
+    from vitruvian.training.trackers import open_trackers
+
+    listeners = open_trackers(track or ())
     if folds is not None:
         from vitruvian.training.folds import cross_validate
         from vitruvian.training.planning import choose_recipe
         from vitruvian.training.splits import DataRef
 
         opened = DataRef(data)
-        print_folds(cross_validate(opened, choose_recipe(opened, **start), folds, out))
+        print_folds(cross_validate(opened, choose_recipe(opened, **start), folds, out, listeners=listeners))
         return
     if resume is not None:
-        run = training.resume(resume, settings=changes)
+        run = training.resume(resume, settings=changes, listeners=listeners)
     else:
+        start |= {"listeners": listeners}
         run = training.train(data, **start, out=out, auto_resume=auto_resume, minutes=minutes)
     if prints_results():
         print_run(run)
@@ -235,6 +246,7 @@ def finetune(
     folds: Folds = None,
     steps: Annotated[int | None, option("N", "Training steps of each trial.", min=1)] = None,
     minutes: Minutes = None,
+    track: Trackers = None,
     data_root: DataRoot = None,
     as_json: Annotated[bool, flag("--json", "Print the result as one JSON object.")] = False,
 ) -> None:
@@ -247,7 +259,9 @@ def finetune(
     from vitruvian.training.finetune import finetune as run_protocol
     from vitruvian.training.finetune import protocol_for
     from vitruvian.training.recipe import changed_keys
+    from vitruvian.training.trackers import open_trackers
 
+    listeners = open_trackers(track or ())
     if folds is not None and (seeds != SEEDS or minutes is not None):
         raise typer.BadParameter("--folds trains each fold once, without --seeds and --minutes")
     set_data_root(data_root)
@@ -268,9 +282,9 @@ def finetune(
     if folds is not None:
         from vitruvian.training.folds import cross_validate
 
-        print_folds(cross_validate(data, protocol, folds, out), as_json=as_json)
+        print_folds(cross_validate(data, protocol, folds, out, listeners=listeners), as_json=as_json)
         return
-    sweep = run_protocol(protocol, out)
+    sweep = run_protocol(protocol, out, listeners=listeners)
     if prints_results():
         print(json.dumps(sweep.to_json())) if as_json else print_sweep(sweep)
         if sweep.unreadable:

@@ -90,6 +90,13 @@ def read_journal(path: Path) -> Iterator[Line]:
                 yield parse_object(line, f"{path}, line {number}", raises=TrainingError)
 
 
+def scalars(line: Line) -> dict[str, float]:
+    """The numbers of a line of metrics by the names of trackers: `loss/train`, `top1/val`."""
+    numbers = {name: value for name, value in line.items() if name != "step" and isinstance(value, int | float)}
+    split = line.get("split", "run")
+    return {f"{name}/{split}": float(value) for name, value in numbers.items() if not isinstance(value, bool)}
+
+
 @cache
 def print_once(text: str) -> None:
     """Print a status line, but the same text only once per process: a sweep has many runs."""
@@ -130,9 +137,8 @@ class TensorBoard(Listener):
     def recorded(self, line: Line) -> None:
         if self._writer is None:
             return
-        for name, value in line.items():
-            if name != "step" and isinstance(value, int | float) and not isinstance(value, bool):
-                self._writer.add_scalar(f"{name}/{line.get('split', 'run')}", float(value), line["step"])
+        for name, value in scalars(line).items():
+            self._writer.add_scalar(name, value, line["step"])
         self._writer.flush()  # no event before a checkpoint may be lost with the process
 
     def finished(self) -> None:
