@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 import typer
 import yaml
+from copies import COPIES, copy_of
 from pages import PAGES, ROOT, anchors, blocks, commands, is_shell, links, spans
 
 import vitruvian
@@ -33,7 +34,7 @@ COMMANDS = {"serving": "serve", "training": "train"} | {
 """Task pages about one command."""
 HEADINGS = ("Commands", "Options", "Python", "How it works", "Measured", "Limits")
 """Second-level headings of every task page, in this order; "Measured" may be missing."""
-LANGUAGES = {"", "python", "sh", "text", "json", "toml", "yaml", "nginx"}
+LANGUAGES = {"", "python", "sh", "text", "json", "toml", "yaml", "nginx", "console"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
@@ -209,3 +210,8 @@ def test_commands_are_recognized_in_every_page_that_has_some():
         for block in blocks(page):
             if not block.language and not is_shell(block):
                 assert not re.search(r"^(vit|torchrun|curl|pip) ", block.text, re.MULTILINE), block.where
+
+
+@pytest.mark.parametrize("page", COPIES)
+def test_a_copied_page_is_that_of_its_file(page):
+    assert (ROOT / page).read_text(encoding="utf-8") == copy_of(COPIES[page]), "run `python tests/docs/copies.py`"
