@@ -244,4 +244,5 @@ def probe_vectors(
     store = open_vectors(where, track=track)
     sources, test_is = probe_sources(store.dataset)
     features, job = [store.features(source) for source in sources], store.result.job
-    return probe_features(features, settings, data=job["data"], model=job["model"], test_is=test_is, started=started)
+    facts = {"data": job["data"], "model": job["model"], "test_is": test_is}
+    return probe_features(features, settings, started=started, **facts)[1]

@@ -122,20 +122,6 @@ class ProbeTask:
     def kind(self) -> str:
         return "single" if self.targets is None else self.targets.kind
 
-    def target_result(self, probe: str, setting: str, runs: Sequence[NDArray[Any]]) -> ProbeResult:
-        """The metrics of the scores (m, K) of each run, averaged over the runs."""
-        assert self.targets is not None
-        facts: dict[str, Any] = {"names": self.targets.names, "loss": 0.0, "target": Target(kind=self.kind)}
-        truth = self.test[1]
-        found = [
-            MEASURES[self.kind](indices=np.arange(len(truth)), targets=truth, scores=scores, **facts).scalars()
-            for scores in runs
-        ]
-        metrics = {name: float(np.mean([run[name] for run in found])) for name in KINDS[self.kind].metrics}
-        return ProbeResult(
-            probe=probe, setting=setting, top1=0.0, mean_per_class=0.0, runs=(), deviation=0.0, metrics=metrics
-        )
-
     @property
     def everything(self) -> Examples:
         """The examples to train on once the settings are chosen."""
@@ -144,80 +130,73 @@ class ProbeTask:
         return np.concatenate([self.train[0], self.dev[0]]), np.concatenate([self.train[1], self.dev[1]])
 
     def result(
-        self, probe: str, setting: str, runs: Sequence[Labels], tried: dict[str, float] | None = None
+        self, probe: str, setting: str, runs: Sequence[NDArray[Any]], tried: dict[str, float] | None = None
     ) -> ProbeResult:
-        """The accuracy of the predictions of each run for the test images."""
-        truth = self.test[1]
-        counts = np.bincount(truth, minlength=self.classes)
-        top1, per_class = [], []
-        if len(runs) == 1:
-            self.predictions[probe] = runs[0]
-        for predictions in runs:
-            right = predictions == truth
-            shares = np.bincount(truth, right, minlength=self.classes)[counts > 0] / counts[counts > 0]
-            top1.append(100.0 * float(right.mean()))
-            per_class.append(100.0 * float(shares.mean()))
+        """The accuracy of each run's predictions (m,) of the test images; with targets, metrics of scores (m, K)."""
+        truth, top1, per_class, metrics = self.test[1], [0.0], [0.0], {}
+        if self.targets is not None:
+            facts: dict[str, Any] = {"names": self.targets.names, "loss": 0.0, "target": Target(kind=self.kind)}
+            facts |= {"indices": np.arange(len(truth)), "targets": truth}
+            found = [MEASURES[self.kind](scores=scores, **facts).scalars() for scores in runs]
+            metrics = {name: float(np.mean([run[name] for run in found])) for name in KINDS[self.kind].metrics}
+        else:
+            if len(runs) == 1:
+                self.predictions[probe] = runs[0]
+            counts = np.bincount(truth, minlength=self.classes)
+            right = [predictions == truth for predictions in runs]
+            hits = [np.bincount(truth, row, minlength=self.classes) for row in right]
+            top1 = [100.0 * float(row.mean()) for row in right]
+            per_class = [100.0 * float((row[counts > 0] / counts[counts > 0]).mean()) for row in hits]
         return ProbeResult(
             probe=probe,
             setting=setting,
             top1=float(np.mean(top1)),
             mean_per_class=float(np.mean(per_class)),
-            runs=tuple(top1),
+            runs=() if metrics else tuple(top1),
             deviation=float(np.std(top1)),
-            tried=tried or {},
+            tried={} if metrics else tried or {},
+            metrics=metrics,
         )
 
 
 def fewshot(task: ProbeTask) -> Iterator[ProbeResult]:
-    if task.targets is not None:
-        for count in task.shots:
-            scores = [
-                classifiers.fewshot_scores(task.train, task.test[0], shots=count, seed=seed, kind=task.kind)
-                for seed in classifiers.SEEDS
-            ]
-            yield task.target_result("few-shot", f"{count}-shot", scores)
-        return
+    options: Any = {"classes": task.classes, "kind": task.kind}
     for count in task.shots:
         runs = [
-            classifiers.fewshot_predictions(task.train, task.test[0], classes=task.classes, shots=count, seed=seed)
+            classifiers.fewshot_predictions(task.train, task.test[0], shots=count, seed=seed, **options)
             for seed in classifiers.SEEDS
         ]
         yield task.result("few-shot", f"{count}-shot", runs)
 
 
 def linear(task: ProbeTask) -> Iterator[ProbeResult]:
-    if task.targets is not None and task.kind != "multi":
-        weight, bias = classifiers.fit_numbers(*task.everything)
-        yield task.target_result(
-            "ridge", "leave-one-out", [task.test[0].astype(np.float64) @ weight.numpy() + bias.numpy()]
-        )
+    test = task.test[0]
+    if task.kind not in ("single", "multi"):
+        yield task.result("ridge", "leave-one-out", [classifiers.number_predictions(task.everything, test)])
         return
     train, dev = hold_out_examples(task.train, classes=task.classes) if task.dev is None else (task.train, task.dev)
     l2, tried = classifiers.choose_l2(train, dev, classes=task.classes)
-    if task.targets is not None:
-        fitted = classifiers.fit_linear(*task.everything, classes=task.classes, l2=l2)
-        yield task.target_result("linear", f"l2 {l2:.2g}", [fitted.logits(task.test[0]).sigmoid().numpy()])
-        return
     classifier = classifiers.fit_linear(*task.everything, classes=task.classes, l2=l2)
-    task.probabilities.append(classifier.logits(task.test[0]).softmax(dim=1).numpy())
-    predictions = classifier.predictions(task.test[0])
-    accuracies = {f"l2 {value:.2g}": top1 for value, top1 in tried.items()}
-    yield task.result("linear", f"l2 {l2:.2g}", [predictions], accuracies)
+    if task.kind == "multi":
+        runs = [classifier.logits(test).sigmoid().numpy()]
+    else:
+        task.probabilities.append(classifier.logits(test).softmax(dim=1).numpy())
+        runs = [classifier.predictions(test)]
+    yield task.result("linear", f"l2 {l2:.2g}", runs, {f"l2 {value:.2g}": top1 for value, top1 in tried.items()})
 
 
 def neighbors(task: ProbeTask) -> Iterator[ProbeResult]:
-    known, count = task.everything, task.neighbors
+    known, test, count = task.everything, task.test[0], task.neighbors
     tried: dict[int, float] = {}
     if task.targets is not None:
-        nearest = min(count or classifiers.TARGET_NEIGHBORS, len(known[0]))
-        scores = classifiers.neighbor_scores(known, task.test[0], count=nearest)
-        yield task.target_result("neighbors", f"{nearest} nearest", [scores])
-        return
-    if count is None:
-        count, tried = classifiers.choose_neighbors(known, classes=task.classes)
-    predictions = classifiers.neighbor_predictions(known, task.test[0], classes=task.classes, counts=[count])[count]
+        count = min(count or classifiers.TARGET_NEIGHBORS, len(known[0]))
+        runs: list[NDArray[Any]] = [classifiers.neighbor_scores(known, test, count=count)]
+    else:
+        if count is None:
+            count, tried = classifiers.choose_neighbors(known, classes=task.classes)
+        runs = [classifiers.neighbor_predictions(known, test, classes=task.classes, counts=[count])[count]]
     accuracies = {f"{tried_count} nearest": top1 for tried_count, top1 in tried.items()}
-    yield task.result("neighbors", f"{count} nearest", [predictions], accuracies)
+    yield task.result("neighbors", f"{count} nearest", runs, accuracies)
 
 
 PROBES = {"fewshot": fewshot, "linear": linear, "neighbors": neighbors}
@@ -278,7 +257,7 @@ def probe(
     facts: Any = {"data": opened.name, "model": encoder.name, "test_is": test_is, "started": started}
     notes = list(opened.notes)
     if assigned is None:
-        report = probe_features(features, settings, **facts)
+        report = probe_features(features, settings, **facts)[1]
         notes += split_notes(sources[0], sources[1], test_is, group_by, track)
     else:
         out_of_fold = OutOfFold(sources[0], assigned, group_by)
@@ -301,7 +280,7 @@ def probe_folds(everything: FeatureSet, found: OutOfFold, settings: ProbeSetting
     for fold in np.unique(folds).tolist():
         rows = [np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)]
         parts = [replace(everything, values=everything.values[r], labels=everything.labels[r]) for r in rows]
-        task, report = run_probes(parts, settings, **facts)
+        task, report = probe_features(parts, settings, **facts)
         reports.append(report)
         for name, predicted in task.predictions.items():
             right.setdefault(name, np.zeros(len(readable), np.bool_))[rows[1]] = predicted == parts[1].labels
@@ -331,27 +310,19 @@ def probe_folds(everything: FeatureSet, found: OutOfFold, settings: ProbeSetting
 
 
 def probe_features(
-    features: Sequence[FeatureSet], settings: ProbeSettings, *, data: str, model: str, test_is: str, started: float
-) -> ProbeReport:
-    """Run the probes on the features of `probe_sources`, whose computation began at `started`."""
-    facts: Any = {"data": data, "model": model, "test_is": test_is, "started": started}
-    return run_probes(features, settings, **facts)[1]
-
-
-def run_probes(
-    features: Sequence[FeatureSet], settings: ProbeSettings, *, data: str, model: str, test_is: str, started: float
+    features: Sequence[FeatureSet], settings: ProbeSettings, *, started: float, **facts: Any
 ) -> tuple[ProbeTask, ProbeReport]:
-    """As `probe_features`, also with the predictions."""
+    """Run the probes on the features of `probe_sources`, whose computation began at `started`.
+
+    `facts` has the other fields of the report: data, model and test_is.
+    """
     feature_seconds = time.monotonic() - started
     train, test, *dev = features
     shots: list[int] = []
-    note = ""
-    labels = train.labels
+    note, labels, rows = "", train.labels, train.examples[1]
     if train.targets is not None:  # each label counts; of numbers, each image
-        rows = train.examples[1]
-        labels = (
-            np.nonzero(rows == 1)[1] if train.targets.kind == "multi" else np.repeat(range(rows.shape[1]), len(rows))
-        )
+        is_multi = train.targets.kind == "multi"
+        labels = np.nonzero(rows == 1)[1] if is_multi else np.repeat(range(rows.shape[1]), len(rows))
     if "fewshot" in settings.only:  # of the readable images
         shots, note = classifiers.possible_shots(labels, train.classes, settings.shots)
     task = ProbeTask(
@@ -370,16 +341,14 @@ def run_probes(
             results.append(replace(result, seconds=time.monotonic() - started))
             started = time.monotonic()
     return task, ProbeReport(
-        data=data,
-        model=model,
         classes=task.classes,
         train_images=len(train) + sum(map(len, dev)),
         test_images=len(test),
-        test_is=test_is,
         results=tuple(results),
         unreadable=dict(image for part in features for image in part.unreadable),
         notes=(note,) if note else (),
         computed=sum(part.computed for part in features),
         feature_seconds=feature_seconds,
         target=task.kind,
+        **facts,
     )

@@ -77,10 +77,11 @@ def fit_fewshot(
     return LinearClassifier(mean=torch.from_numpy(mean), std=torch.from_numpy(std), weights=torch.from_numpy(weights))
 
 
-def shuffle_classes(labels: Labels, *, classes: int, seed: int) -> list[Labels]:
-    """The images of each class in random order; fewer shots are the beginning of more."""
+def shuffle_classes(labels: NDArray[Any], *, classes: int, seed: int) -> list[Labels]:
+    """The images of each class, or with each label, in random order; fewer shots are the beginning of more."""
     generator = np.random.default_rng(seed)
-    return [generator.permutation(np.flatnonzero(labels == index)) for index in range(classes)]
+    members = [labels == index if labels.ndim == 1 else labels[:, index] == 1 for index in range(classes)]
+    return [generator.permutation(np.flatnonzero(images)) for images in members]
 
 
 def hold_out_examples(examples: Examples, *, classes: int) -> tuple[Examples, Examples]:
@@ -93,37 +94,34 @@ def hold_out_examples(examples: Examples, *, classes: int) -> tuple[Examples, Ex
     if labels.ndim == 2:
         order = np.random.default_rng(0).permutation(len(labels))
         held_out, rest = np.split(order, [max(1, round(HOLD_OUT * len(labels)))])
-        return (features[rest], labels[rest]), (features[held_out], labels[held_out])
-    shuffled = shuffle_classes(labels, classes=classes, seed=0)
-    chosen = [of[: min(max(1, round(HOLD_OUT * len(of))), len(of) - 1)] for of in shuffled if len(of)]
-    held_out = np.sort(np.concatenate(chosen))
+    else:
+        shuffled = shuffle_classes(labels, classes=classes, seed=0)
+        chosen = [of[: min(max(1, round(HOLD_OUT * len(of))), len(of) - 1)] for of in shuffled if len(of)]
+        held_out = np.sort(np.concatenate(chosen))
+        rest = np.setdiff1d(np.arange(len(labels)), held_out)
     if not len(held_out):
         reason = "no class has two images, so no setting can be chosen"
         raise DataError(reason, hint=f"use {argument('only', 'fewshot')}")
-    rest = np.setdiff1d(np.arange(len(labels)), held_out)
     return (features[rest], labels[rest]), (features[held_out], labels[held_out])
 
 
-def fewshot_predictions(train: Examples, test: NDArray[Any], *, classes: int, shots: int, seed: int) -> Labels:
-    """Predicted classes (m,) of the test features, trained on `shots` images per class."""
+def fewshot_predictions(
+    train: Examples, test: NDArray[Any], *, classes: int, shots: int, seed: int, kind: str = "single"
+) -> NDArray[Any]:
+    """Predicted classes (m,) of the test features, trained on `shots` images per class.
+
+    Of several labels scores (m, K), trained on `shots` images of each label; of numbers (m, K), trained on as many.
+    """
     features, labels = train
-    chosen = np.concatenate([order[:shots] for order in shuffle_classes(labels, classes=classes, seed=seed)])
-    return fit_fewshot(features[chosen], labels[chosen], classes=classes).predictions(test)
-
-
-def fewshot_scores(train: Examples, test: NDArray[Any], *, shots: int, seed: int, kind: str) -> NDArray[np.float64]:
-    """Scores (m, K) of several labels, trained on `shots` images of each label, or of numbers, trained on as many."""
-    features, targets = train
-    generator = np.random.default_rng(seed)
-    if kind == "multi":
-        positives = [generator.permutation(np.flatnonzero(targets[:, k] == 1))[:shots] for k in range(targets.shape[1])]
-        chosen = np.unique(np.concatenate(positives))
-        fitted = fit_fewshot(features[chosen], targets[chosen], classes=targets.shape[1])
-        return np.asarray(fitted.logits(test).sigmoid().numpy())
-    known = np.flatnonzero(~np.isnan(targets).any(axis=1))
-    chosen = generator.permutation(known)[: max(shots, 2)]
-    weight, bias = fit_numbers(features[chosen], targets[chosen])
-    return np.asarray(test.astype(np.float64) @ weight.numpy() + bias.numpy())
+    if kind in ("single", "multi"):
+        shuffled = shuffle_classes(labels, classes=classes, seed=seed)
+        chosen = np.concatenate([order[:shots] for order in shuffled])
+        chosen = np.unique(chosen) if kind == "multi" else chosen
+        fitted = fit_fewshot(features[chosen], labels[chosen], classes=classes)
+        return fitted.predictions(test) if kind == "single" else np.asarray(fitted.logits(test).sigmoid().numpy())
+    known = np.flatnonzero(~np.isnan(labels).any(axis=1))
+    chosen = np.random.default_rng(seed).permutation(known)[: max(shots, 2)]
+    return number_predictions((features[chosen], labels[chosen]), test)
 
 
 def possible_shots(labels: Labels, classes: Sequence[str], requested: Sequence[int] | None) -> tuple[list[int], str]:
@@ -276,6 +274,12 @@ def fit_numbers(features: NDArray[Any], targets: NDArray[Any]) -> tuple[Tensor, 
         return ridge.weight, ridge.bias
     fits = [fit_ridge(x[known[:, k]], torch.from_numpy(targets[known[:, k], k : k + 1])) for k in range(known.shape[1])]
     return torch.cat([fit.weight for fit in fits], dim=1), torch.cat([fit.bias for fit in fits])
+
+
+def number_predictions(train: Examples, test: NDArray[Any]) -> NDArray[np.float64]:
+    """Numbers (m, K) of the test features, by `fit_numbers`."""
+    weight, bias = fit_numbers(*train)
+    return np.asarray(test.astype(np.float64) @ weight.numpy() + bias.numpy())
 
 
 TEMPERATURE = 0.07
