@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitruvian.data.doctor.crossing import split_notes
+from vitruvian.data.doctor.overlap import split_notes
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.groups import assign_folds, assign_groups, group_numbers, hold_out_groups, values_by
 from vitruvian.data.sources import Concat, Source

@@ -56,10 +56,7 @@ class Source(ABC):
     blocks: Blocks | None = None  # samples that are cheap only when read together; None if all cost the same
     remote: bool = False  # whether labels and keys come with the images, so that reading all downloads everything
     draws: bool = False  # whether reading draws from the global generators, which the loader seeds for each sample
-    targets: TargetTable | None = (
-        None  # the targets, if they are not one class each; a label is then a row of the table
-    )
-
+    targets: TargetTable | None = None  # if they are not one class each; a label is then a row of the table
     _labels: NDArray[np.int32] | Column  # of a source that does not override `__len__` and `labels`
 
     def __len__(self) -> int:
@@ -278,12 +275,12 @@ def check_image_bytes(size: int, key: str) -> None:
         raise ImageError(f"{size >> 20} MB is too large for an image", where=printable(key))
 
 
-class TargetSource(PartSource):
-    """The samples of a source whose classes stand for the rows of a table of targets."""
+class DerivedSource(PartSource):
+    """The samples of another source; a subclass changes their images or their targets."""
 
-    def __init__(self, source: Source, table: TargetTable) -> None:
-        self.source, self.targets = source, table
-        self.name, self.classes = source.name, table.names
+    def __init__(self, source: Source) -> None:
+        self.source, self.name = source, source.name
+        self.classes, self.targets = source.classes, source.targets
         self.draws, self.remote, self.blocks = source.draws, source.remote, source.blocks
 
     def __len__(self) -> int:
@@ -297,6 +294,14 @@ class TargetSource(PartSource):
 
     def announce(self, indices: IndexArray) -> None:
         self.source.announce(indices)
+
+
+class TargetSource(DerivedSource):
+    """The samples of a source whose classes stand for the rows of a table of targets."""
+
+    def __init__(self, source: Source, table: TargetTable) -> None:
+        super().__init__(source)
+        self.classes, self.targets = table.names, table
 
 
 class Subset(PartSource):

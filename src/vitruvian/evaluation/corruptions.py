@@ -22,7 +22,7 @@ from torch import Tensor
 from vitruvian.config import DEFAULT_BATCH_SIZE, Preprocess
 from vitruvian.data.decode import RawImage, decode
 from vitruvian.data.order import generator_for
-from vitruvian.data.sources import PartSource, Source
+from vitruvian.data.sources import DerivedSource, Source
 from vitruvian.errors import UnknownNameError
 from vitruvian.evaluation.label_spaces import LabelSpace, compute_logits
 from vitruvian.evaluation.metrics import Interval, bootstrap
@@ -262,16 +262,12 @@ def corrupt_image(image: Image.Image, kind: str, strength: int, rng: np.random.G
     return encode(as_image(function(x, parameters[strength - 1], rng)), QUALITY)
 
 
-class Corrupted(PartSource):
+class Corrupted(DerivedSource):
     """The images of a source, corrupted; image i depends on the seed, the kind, the strength and i alone."""
 
     def __init__(self, source: Source, kind: str, strength: int, seed: int) -> None:
-        self.source, self.classes, self.name = source, source.classes, source.name
+        super().__init__(source)
         self.kind, self.strength, self.seed = kind, strength, seed
-        self._labels, self._ends = source.labels(), np.array([len(source)])
-
-    def part(self, index: int) -> tuple[Source, int]:
-        return self.source, index
 
     def read(self, index: int) -> RawImage:
         rng = generator_for(self.seed, list(CORRUPTIONS).index(self.kind), self.strength, index)

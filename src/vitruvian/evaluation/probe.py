@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.config import DEFAULT_BATCH_SIZE, Preprocess
-from vitruvian.data.doctor.crossing import split_notes
+from vitruvian.data.doctor.overlap import split_notes
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.groups import assign_folds, hold_out_groups
 from vitruvian.data.sources import Dataset, Source, all_but_test

@@ -16,7 +16,7 @@ from typing import Any
 from vitruvian import __version__
 from vitruvian.catalog import resolve, title_of
 from vitruvian.cost import parameters
-from vitruvian.data.doctor.crossing import split_notes
+from vitruvian.data.doctor.overlap import split_notes
 from vitruvian.data.transform import Transform
 from vitruvian.errors import TrainingError, argument
 from vitruvian.machine import device_name

@@ -9,7 +9,6 @@ import numpy as np
 
 from vitruvian.data.doctor import checks
 from vitruvian.data.doctor.findings import Diagnosis
-from vitruvian.data.doctor.predictions import check_predictions
 from vitruvian.data.doctor.scan import Floats, scan
 from vitruvian.data.doctor.target_checks import check_targets
 from vitruvian.data.formats import open_dataset
@@ -56,7 +55,7 @@ def diagnose(
         suspicious = (
             checks.check_labels(scanned, votes, "" if vectors is not None else COMPARE)
             if predictions is None
-            else check_predictions(scanned, Path(predictions))
+            else checks.check_predictions(scanned, Path(predictions))
         )
         labels = [*checks.check_classes(scanned, dataset.classes), *suspicious]
     elif predictions is not None:

@@ -1,9 +1,11 @@
 """Checks of single images (unreadable, blank, unusual), of classes (empty, tiny, unbalanced), labels and duplicates."""
 
+import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -28,6 +30,7 @@ from vitruvian.data.doctor.scan import (
     unit,
 )
 from vitruvian.data.sources import EMPTY_CLASS
+from vitruvian.errors import DataError
 from vitruvian.text import plural
 
 TINY_SIDE = 32  # shorter side, in pixels, below which an image is tiny if it is also below half of the median
@@ -147,16 +150,23 @@ def check_classes(scan: Scan, classes: Sequence[str]) -> Iterator[Finding]:
         name: np.bincount(records["label"][readable & (records["split"] == split)], minlength=len(classes))
         for split, name in enumerate(scan.splits)
     }
-    train, *others = counts
-    findings = [*small_classes(counts[train], classes, train), *unbalanced_classes(counts[train], classes, train)]
-    for test in others:
-        findings += missing_classes(counts, classes, train, test)
+    findings = [*check_counts(counts, classes)]
     yield from findings
     if not findings:
+        train, *others = counts
         low, high = counts[train].min(), counts[train].max()
         everywhere = ", all in every split" if others else ""
         text = f"{len(classes):,} classes of {low:,} to {high:,} images in {train}{everywhere}"
         yield Finding("classes", "ok", text)
+
+
+def check_counts(counts: dict[str, ClassCounts], classes: Sequence[str]) -> Iterator[Finding]:
+    """Small, unbalanced and missing classes, given the counts of each split; the first is trained on."""
+    train, *others = counts
+    yield from small_classes(counts[train], classes, train)
+    yield from unbalanced_classes(counts[train], classes, train)
+    for test in others:
+        yield from missing_classes(counts, classes, train, test)
 
 
 def small_classes(counts: ClassCounts, classes: Sequence[str], split: str) -> Iterator[Finding]:
@@ -321,6 +331,53 @@ def most_common(labels: Labels) -> tuple[Labels, NDArray[np.int64]]:  # (N, 10) 
     counts = (labels[:, :, None] == labels[:, None, :]).sum(2)
     best = counts.argmax(1)[:, None]
     return np.take_along_axis(labels, best, 1)[:, 0], np.take_along_axis(counts, best, 1)[:, 0]
+
+
+# Suspicious labels by out-of-fold predictions: confident learning (C. Northcutt et al., 2021)
+
+AGAIN = "repeat the cross-validation that wrote it"
+
+
+def check_predictions(scan: Scan, path: Path) -> Iterator[Finding]:
+    """Images that a model which has not seen them puts into another class, at least as surely as images of that class.
+
+    A prediction contradicts a label if its probability is at least the mean that images of the predicted class have
+    for their own label.
+    """
+    names = list(scan.splits)
+    rows = {(names[r["split"]], int(r["index"])): row for row, r in enumerate(scan.records)}
+    classes = next(iter(scan.splits.values())).classes
+    found: list[tuple[int, int, int, float, float]] = []  # row, label, prediction and the probabilities of both
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+            for line in csv.DictReader(file):
+                row = rows[line["split"], int(line["index"])]
+                image = image_ref(scan, row)
+                if image.key != line["path"] or image.label != line["label"]:
+                    reason = f"{line['path']} is not this image or has another label now"
+                    raise DataError(reason, where=path, hint=AGAIN)
+                numbers = float(line["label_probability"]), float(line["probability"])
+                found.append((row, classes.index(line["label"]), classes.index(line["prediction"]), *numbers))
+    except (KeyError, ValueError, TypeError, csv.Error, OSError) as error:
+        raise DataError(f"not out-of-fold predictions of this data ({error})", where=path, hint=AGAIN) from error
+    if not found:
+        raise DataError("no predictions", where=path, hint=AGAIN)
+    where, label, prediction, own, best = map(np.array, zip(*found))
+    sure = np.bincount(label, own, len(classes)) / np.maximum(np.bincount(label, minlength=len(classes)), 1)
+    wrong = np.flatnonzero((prediction != label) & (best >= sure[prediction]))
+    if not len(wrong):
+        yield Finding("label", "ok", f"no suspicious labels by the predictions for {len(where):,} images")
+        return
+    examples = []
+    for i in wrong[np.argsort(own[wrong] - best[wrong], kind="stable")][:REVIEWED].tolist():
+        alike = np.flatnonzero((label == prediction[i]) & (prediction == label))
+        nearest = alike[np.argsort(-own[alike], kind="stable")][:3]
+        images = tuple(image_ref(scan, int(where[j])) for j in (i, *nearest))
+        note = f"predicted as {classes[prediction[i]]} with {best[i]:.0%}, as {classes[label[i]]} with {own[i]:.0%}"
+        if len(images) > 1:
+            examples.append(FindingExample(note, images))
+    text = f"{plural(len(wrong), 'image', 'is|are')} predicted as another class, out of {len(own):,} images out of fold"
+    yield Finding("label", "warning", text, len(wrong), "suspicious, not proven: check the label", tuple(examples))
 
 
 Pair = tuple[int, int]

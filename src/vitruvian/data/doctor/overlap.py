@@ -1,4 +1,4 @@
-"""Images of one dataset that are also in others: found, reported, and left out of a clean manifest."""
+"""Images of one dataset that are also in others, and what is on both sides of a split: accuracies become too high."""
 
 import dataclasses
 from collections import Counter
@@ -15,7 +15,8 @@ from vitruvian.data.doctor.corrections import write_manifest
 from vitruvian.data.doctor.findings import EXACT, NEAR, SHOWN, ImageRef, image_ref
 from vitruvian.data.doctor.scan import scan
 from vitruvian.data.formats import open_dataset, open_images
-from vitruvian.data.sources import PartSource, Source
+from vitruvian.data.groups import GROUP_COLUMN, values_by
+from vitruvian.data.sources import DerivedSource, Source
 from vitruvian.errors import DataError
 from vitruvian.progress import Track, no_tracking
 from vitruvian.targets import KINDS
@@ -63,16 +64,8 @@ class Overlap:
             yield f"  {plural(self.unreadable, 'image')} could not be read"
 
 
-class Mirrored(PartSource):
+class Mirrored(DerivedSource):
     """The images of a source, flipped left to right."""
-
-    def __init__(self, source: Source) -> None:
-        self.source, self.classes, self.name = source, source.classes, source.name
-        self._labels = source.labels()
-        self._ends = np.array([len(source)])
-
-    def part(self, index: int) -> tuple[Source, int]:
-        return self.source, index
 
     def read(self, index: int) -> RawImage:
         return np.ascontiguousarray(np.asarray(decode(self.source.read(index)))[:, ::-1])
@@ -141,3 +134,41 @@ def write_clean(data: str | Path, overlap: Overlap, out: Path) -> int:
     """
     removed = {(match.image.split, match.image.index) for match in overlap.matches}
     return write_manifest(data, out, lambda position, label: None if position in removed else label)
+
+
+MOST_COMPARED = 5000  # number of images up to which near duplicates are looked for; they have to be read for that
+
+
+def split_notes(
+    train: Source, held: Source, held_is: str, group_by: str = "", track: Track = no_tracking
+) -> Iterator[str]:
+    """Notes on groups and near duplicates that are on both sides of a split.
+
+    Args:
+        train: The training images.
+        held: The images that are measured.
+        held_is: Description of them, such as "the split 'val'".
+        group_by: As for `hold_out_groups`, which never divides a group; given splits may.
+        track: Wraps the iterator over images to show progress.
+    """
+    by = group_by or GROUP_COLUMN
+    if "held out" not in held_is and (group_by or all(by in source.column_names() for source in (train, held))):
+        known, groups = set(values_by(train, by)), set(values_by(held, by))
+        if both := sorted((known & groups) - {""}):
+            yield (
+                f"{len(both):,} of {plural(len(groups), 'group')} in {held_is} {'is' if len(both) == 1 else 'are'} "
+                f"also trained on, such as {printable(both[0])!r}: the accuracy will be too high"
+            )
+    if train.remote or train.draws or held.draws or len(train) + len(held) > MOST_COMPARED:
+        return
+    scanned = scan({"train": train, "held out": held}, workers=0, track=track)
+    side, copies = scanned.records["split"], []
+    for group in same_groups(scanned.records["pixels"], scanned.sketches, np.flatnonzero(scanned.readable)):
+        if len(np.unique(side[group])) == 2:
+            copies += group[side[group] == 1].tolist()
+    if copies:
+        example = printable(held.key(int(scanned.records["index"][copies[0]])))
+        yield (
+            f"{plural(len(copies), 'image', 'is a near duplicate|are near duplicates')} of a training image, such as "
+            f"{example}, of {held_is}: the accuracy will be too high"
+        )

@@ -10,13 +10,11 @@ from vitruvian.data.doctor.checks import (
     AGREEING,
     NEIGHBORS,
     SEPARATED_SHARE,
+    check_counts,
     group_leaders,
-    missing_classes,
     neighbors,
     rows_of_sketches,
     rows_of_vectors,
-    small_classes,
-    unbalanced_classes,
 )
 from vitruvian.data.doctor.findings import REVIEWED, Finding, FindingExample, image_ref
 from vitruvian.data.doctor.scan import Floats, Rows, Scan
@@ -51,11 +49,7 @@ def check_targets(scan: Scan, groups: Sequence[Rows], table: TargetTable, vector
         counts = {
             name: (values[split == number] == 1).sum(axis=0).astype(np.int64) for number, name in enumerate(scan.splits)
         }
-        train, *others = counts
-        yield from small_classes(counts[train], names, train)
-        yield from unbalanced_classes(counts[train], names, train)
-        for other in others:
-            yield from missing_classes(counts, names, train, other)
+        yield from check_counts(counts, names)
         none = int((values == 0).all(axis=1).sum())
         if none:
             text = f"{plural(none, 'image', 'has|have')} no label"
