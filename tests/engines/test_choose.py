@@ -177,9 +177,25 @@ def test_a_choice_that_a_short_job_began_is_completed_at_its_end(model, candidat
     engine, pixels = choose.Engine(model, "auto"), torch.zeros(8, 3, 16, 16)
     engine.expect(16)
     engine(pixels)
+    engine.choices[0].started -= 100  # a job that took longer
     choose.finish_choices()
     assert choose.remembered_mode(model, pixels).engine == "onnxruntime"
-    assert capsys.readouterr().err.endswith("Ctrl-C skips it ...\nnote: the next time uses onnxruntime\n")
+    end = "at most 20 s; Ctrl-C skips it ...\nnote: the next time uses onnxruntime\n"
+    assert capsys.readouterr().err.endswith(end)
+
+
+def test_completing_a_choice_takes_no_longer_than_the_job(model, candidates, monkeypatch, capsys):
+    engine, pixels = choose.Engine(model, "auto"), torch.zeros(8, 3, 16, 16)
+    engine.expect(16)
+    engine(pixels)
+    choice = engine.choices[0]
+    choice.thread.join()
+    monkeypatch.setattr(choose.time, "monotonic", lambda: choice.started + 3.0)
+    waited = []
+    monkeypatch.setattr(choice.thread, "join", waited.append)
+    choose.finish_choices()
+    assert waited == [pytest.approx(3.0)]
+    assert "at most 3 s; Ctrl-C skips it" in capsys.readouterr().err
 
 
 def test_a_choice_that_takes_too_long_is_left_for_the_next_job(model, candidates, monkeypatch, capsys):

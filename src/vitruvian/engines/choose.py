@@ -53,7 +53,7 @@ MIN_ROUNDS, MAX_SECONDS = 3, 15.0  # fewer rounds, but at least 3, if a large mo
 REST_SECONDS = 0.03  # before each measurement, because torch's threads keep spinning after a call
 OPEN_FROM = 64  # images from which on opening a remembered engine takes less time than it saves
 CHOOSE_FROM = 256  # images from which on `auto` chooses an engine
-FINISH_SECONDS = 60.0  # maximum time after a job to complete a choice that it began
+FINISH_SECONDS = 20.0  # maximum time after a job, and no longer than it took, to complete a choice that it began
 WARM_UP, TRIAL_ROUNDS = 1, 5  # of a choice during a job: batches per candidate that are not counted, and those that are
 CLEARLY_SLOWER = 1.5  # candidates that take this many times as long as the best are dropped after a round
 EXPORT_APART = """
@@ -125,6 +125,7 @@ class Choice:
         self.mode = mode or default_mode("torch", len(pixels))
         self.forward = open_forward(model, self.mode, self.size)
         self.is_final = mode is not None or len(installed()) == 1
+        self.started = time.monotonic()
         self.trial: EngineTrial | None = None
         self.thread: threading.Thread | None = None
 
@@ -168,21 +169,22 @@ class Choice:
             self.is_final = True
             print_status(f"note: continuing with torch: {describe_error(error)}")
 
-    def finish(self) -> None:
-        """Complete a choice that has begun, for the next time; wait once, not after every job on a busy machine."""
-        waited = choice_file(self.model, self.pixels).with_suffix(".late")
-        if self.thread is None or self.is_final or waited.exists():
+    def finish(self, end: float) -> None:
+        """Complete a choice that has begun, until the time `end`; wait once, not after every job on a busy machine."""
+        late = choice_file(self.model, self.pixels).with_suffix(".late")
+        if self.thread is None or self.is_final or late.exists():
             return
-        print_status("note: choosing the fastest engine for the next time, once for this model; Ctrl-C skips it ...")
-        end = time.monotonic() + FINISH_SECONDS
-        self.thread.join(FINISH_SECONDS)
+        seconds = max(0.0, end - time.monotonic())
+        at_most = f"at most {max(1, round(seconds))} s; Ctrl-C skips it"
+        print_status(f"note: choosing the fastest engine for the next time, once for this model, {at_most} ...")
+        self.thread.join(seconds)
         while self.trial is not None and time.monotonic() < end:
             self(self.pixels)
             self.advance(CHOOSE_FROM)
         done = self.trial is None and not self.thread.is_alive()
         if not done:
             with suppress(FileError):
-                write_json(waited, {})
+                write_json(late, {})
         print_status(f"note: the next time uses {self.mode.engine}" if done else "note: a longer job will choose")
 
 
@@ -251,10 +253,15 @@ class Engine:
 
 
 def finish_choices() -> None:
-    """Complete the choices of `auto` that this process has begun; Ctrl-C skips them."""
+    """Complete the choices of `auto` that this process has begun, in no more time than the job took, or FINISH_SECONDS.
+
+    Ctrl-C skips them.
+    """
+    now = time.monotonic()
+    took = now - min((choice.started for choice in Engine.choices), default=now)
     with suppress(KeyboardInterrupt):
         for choice in Engine.choices:
-            choice.finish()
+            choice.finish(now + min(took, FINISH_SECONDS))
 
 
 def default_mode(engine: str, batch_size: int) -> RunMode:
