@@ -241,7 +241,7 @@ def plan_study(
     """
     kind, ref = study_kinds()[name], DataRef(data)
     folder = Path(out or RUNS / f"{ref.short_name}-{name}").expanduser()
-    if folder.exists() and (not folder.is_dir() or (not is_free(folder) and not (folder / STUDY_FILE).is_file())):
+    if not is_free(folder) and not (folder / STUDY_FILE).is_file():
         raise TrainingError("exists and is not a study", where=folder, hint=f"choose another {argument('out')}")
     runs: dict[str, StudyRun] = {}  # by settings: cells with the same settings share their runs
 

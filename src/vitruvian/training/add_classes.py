@@ -12,7 +12,7 @@ from vitruvian.inference import Encoder
 from vitruvian.model.build import Model, empty
 from vitruvian.model.lora import plain_state
 from vitruvian.targets import SINGLE
-from vitruvian.training.initial_model import fit_logistic
+from vitruvian.training.initial_model import fit_logistic, set_head
 from vitruvian.training.run_folder import Run, make_folder
 from vitruvian.training.splits import DataRef, split_data
 from vitruvian.weights.load import Changes, assemble, change_head
@@ -55,28 +55,25 @@ def add_classes(run: str | Path | Run, data: object, out: str | Path | None = No
     model, new = run.model(), DataRef.of(data)
     if model.meta.target != SINGLE or model.head is None:
         raise TrainingError("only a model with one label per image can get more classes", where=run.folder)
-    old, more = (
-        split_data(facts["data"], recipe),
-        split_data(new, recipe.replace(validation="auto", max_train_samples=0)),
-    )
+    old = split_data(facts["data"], recipe)
+    more = split_data(new, recipe.replace(validation="auto", max_train_samples=0))
     added = tuple(name for name in more.classes if name not in old.classes)
     if not added:
         raise TrainingError("has no class that the model does not have", where=new.short_name)
     classes = (*old.classes, *added)
     encoder = Encoder(model)
     store = open_store(encoder)
-    features = [compute_features(encoder, source, store) for source in (old.train, more.train)]
-    held_out = [compute_features(encoder, source, store) for source in (old.validation, more.validation)]
-    features, held_out = ([in_classes(part, classes) for part in parts] for parts in (features, held_out))
+    sources = (old.train, more.train, old.validation, more.validation)
+    parts = [in_classes(compute_features(encoder, source, store), classes) for source in sources]
+    features, held_out = parts[:2], parts[2:]
     values, labels = (np.concatenate([getattr(part, name) for part in features]) for name in ("values", "labels"))
     head = fit_logistic(replace(features[0], values=values, labels=labels, classes=classes))
     config, state = change_head(model.config, plain_state(model), Changes(num_classes=len(classes), head="new"))
     if model.config.feature_width != config.feature_width:
         raise TrainingError("a model with a pre-logits layer cannot get more classes", where=run.folder)
-    heads = 2 if "head_dist.weight" in state else 1  # a distilled model averages two heads; the second is zero
-    state |= {"head.weight": heads * head.weight.T, "head.bias": heads * head.bias}
     meta = model.meta.for_new_head(classes).replace(origin=f"{model.meta.origin}; with {len(added)} more classes")
     extended = assemble(empty(config), state, meta)
+    set_head(extended, head)
     before, after, right = (
         accuracy(each, part) for each, part in ((model, held_out[0]), (extended, held_out[0]), (extended, held_out[1]))
     )

@@ -6,7 +6,6 @@ use `train_series`, too: it trains any list of runs on one dataset, resuming whe
 
 from __future__ import annotations
 
-import itertools
 import json
 import statistics
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -44,13 +43,12 @@ from vitruvian.training.recipe import (
 )
 from vitruvian.training.run_folder import (
     FAILED_FILE,
-    RUNS,
     Run,
     RunState,
     absolute_data,
     absolute_path,
-    is_free,
     lock_folder,
+    series_folder,
 )
 from vitruvian.training.splits import NO_TRANSFORMS, DataRef, continue_from, split_data
 from vitruvian.training.train import check_start, resume, train
@@ -315,8 +313,9 @@ def finetune(
     """
     recipe = protocol.recipe
     with process_group(recipe.device) as processes, ExitStack() as stack:  # once for all trials
-        folder = Path(processes.broadcast(str(sweep_folder(protocol, out) if processes.is_main else "")))
-        data = DataRef(protocol.data)
+        data, same = DataRef(protocol.data), partial(differences, protocol)
+        name = f"{Path(protocol.data.rstrip('/*')).stem or 'data'}-finetune"
+        folder = Path(processes.on_main(lambda: str(series_folder(name, out, SWEEP_FILE, "sweep", same))))
         if not (folder / SWEEP_FILE).is_file():
             check_protocol(protocol, data, processes, report)
         processes.on_main(lambda: stack.enter_context(lock_folder(folder)))
@@ -371,27 +370,7 @@ def check_protocol(protocol: Protocol, data: DataRef, processes: Processes, repo
         )
 
 
-def sweep_folder(protocol: Protocol, out: str | Path | None) -> Path:
-    """`out`, if it is empty or has this sweep; by default the first such folder in `runs/`."""
-    if out is not None:
-        folder = Path(out).expanduser()
-        hint = f"choose another {argument('out')}"
-        if (folder / SWEEP_FILE).is_file():
-            if changes := differences(folder, protocol):
-                raise TrainingError(f"contains a sweep with {changes[0]}", where=folder, hint=hint)
-        elif folder.exists() and (not folder.is_dir() or not is_free(folder)):
-            raise TrainingError("exists and is not a sweep", where=folder, hint=hint)
-        return folder
-    name = Path(protocol.data.rstrip("/*")).stem or "data"
-    folders = (RUNS / f"{name}-finetune-{suffix}" for suffix in itertools.count(1))
-    return next(
-        folder
-        for folder in folders
-        if not folder.exists() or ((folder / SWEEP_FILE).is_file() and not differences(folder, protocol))
-    )
-
-
-def differences(folder: Path, protocol: Protocol) -> list[str]:
+def differences(protocol: Protocol, folder: Path) -> list[str]:
     """Settings in which the sweep in `folder` differs from `protocol`; empty if its trials can be reused."""
     content = read_object(folder / SWEEP_FILE, raises=TrainingError)
     try:

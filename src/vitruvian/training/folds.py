@@ -1,6 +1,5 @@
 """Cross-validation: one model per fold, measured on the images of that fold, and predictions for all images."""
 
-import itertools
 import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -24,7 +23,7 @@ from vitruvian.training.distributed import process_group
 from vitruvian.training.finetune import Protocol, finetune, list_changes, train_series
 from vitruvian.training.journal import Listener, ProgressListener
 from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe
-from vitruvian.training.run_folder import RUNS, Run, is_free, lock_folder
+from vitruvian.training.run_folder import Run, lock_folder, series_folder
 from vitruvian.training.splits import DataRef, fold_of
 
 FOLDS_FILE = "folds.json"
@@ -90,8 +89,16 @@ def cross_validate(
     assigned = assign_folds(images, folds, recipe.split_seed, recipe.group_by)  # raises before anything is written
     recipes = [recipe.replace(fold=(fold, folds)) for fold in range(1, folds + 1)]
     now = identity(ref, settings, folds)
+
+    def prepare() -> str:
+        same = partial(differences, now)
+        folder = series_folder(f"{ref.short_name}-folds", out, FOLDS_FILE, "cross-validation", same)
+        if not (folder / FOLDS_FILE).is_file():
+            write_json(folder / FOLDS_FILE, now)
+        return str(folder)
+
     with process_group(recipe.device) as processes, ExitStack() as stack:
-        folder = Path(processes.on_main(lambda: str(folds_folder(ref, now, out))))
+        folder = Path(processes.on_main(prepare))
         places = [folder / f"fold-{fold}" for fold in range(1, folds + 1)]
         processes.on_main(lambda: stack.enter_context(lock_folder(folder)))
         if isinstance(settings, Protocol):
@@ -137,26 +144,8 @@ def identity(data: DataRef, settings: Recipe | Protocol, folds: int) -> dict[str
     return values
 
 
-def folds_folder(data: DataRef, now: dict[str, Any], out: str | Path | None) -> Path:
-    """`out`, if it is free or has this cross-validation; by default the first such folder in `runs/`."""
-    numbered = (RUNS / f"{data.short_name}-folds-{suffix}" for suffix in itertools.count(1))
-    for folder in numbered if out is None else [Path(out).expanduser()]:
-        obstacle = ""
-        if (folder / FOLDS_FILE).is_file():
-            before = read_object(folder / FOLDS_FILE, raises=TrainingError)
-            before.pop("result", None)
-            changes = list(list_changes(before, now))
-            obstacle = f"contains a cross-validation with {changes[0]}" if changes else ""
-        elif folder.exists() and (not folder.is_dir() or not is_free(folder)):
-            obstacle = "exists and is not a cross-validation"
-        if not obstacle:
-            break
-        if out is not None:
-            raise TrainingError(obstacle, where=folder, hint=f"choose another {argument('out')}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TrainingError(f"cannot be written: {error.strerror}", where=folder) from error
-    if not (folder / FOLDS_FILE).is_file():
-        write_json(folder / FOLDS_FILE, now)
-    return folder
+def differences(now: dict[str, Any], folder: Path) -> list[str]:
+    """Settings in which the cross-validation in `folder` differs from this one."""
+    before = read_object(folder / FOLDS_FILE, raises=TrainingError)
+    before.pop("result", None)
+    return list(list_changes(before, now))

@@ -269,12 +269,7 @@ def is_fresh(model: Model) -> bool:
 def fit_head(
     model: Model, source: Source, recipe: Recipe, *, processes: Processes, report: Callable[[str], None]
 ) -> LinearHead:
-    """Fit the model's head to its frozen features, which come from the feature store that probes share.
-
-    A distilled model averages two heads: the second stays zero and the first counts twice.
-    """
-    assert model.head is not None
-    heads = 2 if isinstance(model, ViT) and model.head_dist is not None else 1
+    """Fit the model's head to its frozen features, which come from the feature store that probes share."""
     was_training = model.training
     encoder = Encoder(model.eval(), device=str(processes.device))
     images = subsample(source, HEAD_IMAGES)
@@ -293,10 +288,17 @@ def fit_head(
     else:
         features, labels = torch.from_numpy(feature_set.values), torch.from_numpy(feature_set.labels)
         head = fit_least_squares(features, labels, len(source.classes), label_smoothing=recipe.label_smoothing)
-    with torch.no_grad():
-        model.head.weight.copy_(heads * head.weight.T)
-        model.head.bias.copy_(heads * head.bias + head_bias(recipe, len(source.classes)))
+    set_head(model, head, head_bias(recipe, len(source.classes)))
     return head
+
+
+@torch.no_grad()
+def set_head(model: Model, head: LinearHead, bias: float = 0.0) -> None:
+    """Replace the weights of a new head. A distilled model averages two: the second stays zero, the first doubles."""
+    assert model.head is not None
+    heads = 2 if isinstance(model, ViT) and model.head_dist is not None else 1
+    model.head.weight.copy_(heads * head.weight.T)
+    model.head.bias.copy_(heads * head.bias + bias)
 
 
 def fit_logistic(features: FeatureSet) -> LinearHead:
@@ -322,12 +324,7 @@ def probe_model(data: object, encoder: Encoder, *, group_by: str = "", batch_siz
         raise DataError("only a probe of one class per image can be saved", where=source.name)
     changes = Changes(image_size=encoder.torch_model.config.image_size, num_classes=len(source.classes), head="new")
     model, _ = open_model(locate(encoder.name), LoadHints(name=published_name(encoder.name)), changes, source.classes)
-    head = fit_logistic(features)
-    assert model.head is not None
-    heads = 2 if isinstance(model, ViT) and model.head_dist is not None else 1
-    with torch.no_grad():
-        model.head.weight.copy_(heads * head.weight.T)
-        model.head.bias.copy_(heads * head.bias)
+    set_head(model, fit_logistic(features))
     origin = f"linear probe of {encoder.name} on {source.name}, {len(features):,} images; not fitted to {test_is}"
     model.meta = model.meta.for_new_head(tuple(source.classes)).replace(origin=origin)
     return model.eval()

@@ -14,7 +14,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -270,7 +270,7 @@ def claim_folder(out: str | Path | None, name: str) -> Iterator[Path]:
     folder = make_folder(name) if out is None else Path(out).expanduser()
     if (folder / RUN_FILE).exists():
         raise TrainingError(taken, where=folder, hint=f"continue it with `vit train --resume {folder}`, or {other}")
-    if folder.exists() and (not folder.is_dir() or not is_free(folder)):
+    if not is_free(folder):
         raise TrainingError("exists and is not empty", where=folder, hint=other)
     existed = folder.is_dir() and out is not None
     try:
@@ -288,7 +288,9 @@ def claim_folder(out: str | Path | None, name: str) -> Iterator[Path]:
 
 
 def is_free(folder: Path) -> bool:
-    """Whether a folder is empty except for the remains of a run that failed before it was created."""
+    """Whether a folder is new, or empty except for the remains of a run that failed before it was created."""
+    if not folder.is_dir():
+        return not folder.exists()
     leftovers = {LOCK_FILE, "checkpoints", *((RECIPE_FILE,) if (folder / LOCK_FILE).exists() else ())}
     files = [path for path in folder.iterdir() if path.name not in leftovers and not is_unfinished(path)]
     return not files and not (folder / RUN_FILE).exists() and not any(folder.glob("checkpoints/*"))
@@ -307,6 +309,30 @@ def make_folder(name: str) -> Path:
         except OSError as error:
             hint = f"choose another {argument('out')}"
             raise TrainingError(f"cannot be written: {error.strerror}", where=folder, hint=hint) from error
+
+
+def series_folder(
+    name: str, out: str | Path | None, file: str, kind: str, differences: Callable[[Path], list[str]]
+) -> Path:
+    """`out`, if it is free or has this series of runs; by default the first such folder `runs/NAME-1`, ...
+
+    A folder with `file` contains a series of this kind, which is the same if it has no `differences`.
+    """
+
+    def obstacle(folder: Path) -> str:
+        if (folder / file).is_file():
+            changes = differences(folder)
+            return f"contains a {kind} with {changes[0]}" if changes else ""
+        is_taken = folder.exists() if out is None else not is_free(folder)
+        return f"exists and is not a {kind}" if is_taken else ""
+
+    if out is None:
+        folders = (RUNS / f"{name}-{suffix}" for suffix in itertools.count(1))
+        return next(folder for folder in folders if not obstacle(folder))
+    folder = Path(out).expanduser()
+    if reason := obstacle(folder):
+        raise TrainingError(reason, where=folder, hint=f"choose another {argument('out')}")
+    return folder
 
 
 @contextmanager

@@ -154,12 +154,7 @@ def split_data(data: object, recipe: Recipe) -> Splits:
     if recipe.max_train_samples:
         train = first_samples(train, recipe.max_train_samples, recipe.seed)
     return Splits(
-        name=dataset.name,
-        train=train,
-        validation=validation,
-        validation_is=validation_is,
-        notes=notes,
-        fewshot=fewshot,
+        name=dataset.name, train=train, validation=validation, validation_is=validation_is, notes=notes, fewshot=fewshot
     )
 
 

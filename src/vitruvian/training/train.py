@@ -29,15 +29,7 @@ from vitruvian.training.initial_model import initial_model, rebuild_model
 from vitruvian.training.journal import Listener, ProgressListener, TensorBoard, notify
 from vitruvian.training.loop import Loop, Trainer
 from vitruvian.training.planning import choose_recipe, fit_minutes
-from vitruvian.training.recipe import (
-    DESCRIPTION,
-    HARMLESS,
-    LOCAL,
-    Recipe,
-    as_changes,
-    change_recipe,
-    changed_keys,
-)
+from vitruvian.training.recipe import DESCRIPTION, HARMLESS, LOCAL, Recipe, as_changes, change_recipe, changed_keys
 from vitruvian.training.run_folder import (
     RESULT_FILE,
     Run,
