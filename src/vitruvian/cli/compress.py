@@ -8,22 +8,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vitruvian.cli.options import (
-    ADVANCED,
-    Device,
-    ImageSize,
-    ModelName,
-    NumHeads,
-    Source,
-    TomeR,
-    flag,
-    note_replaced,
-    option,
-    parse_size,
-    parse_tome_r,
-    quick_imports,
-    split_names,
-)
+from vitruvian.cli import options as opt
+from vitruvian.cli.options import flag, note_replaced, option, parse_size, parse_tome_r, quick_imports, split_names
 from vitruvian.progress import print_status, track
 
 MeasuredEngine = StrEnum("MeasuredEngine", "torch onnxruntime openvino auto")  # typer has no lists of Literal
@@ -47,21 +33,23 @@ WEIGHT_BITS = option("N", "7 for every processor, 8 with VNNI [default: for this
 REPORT = option("FOLDER", "Write the results as JSON and report.html.", panel=INT8, file_okay=False)
 TOME_R = option("R", "Tokens to merge per layer, such as 8.", panel=TOKENS, parser=parse_tome_r)
 FIRST_SIZE = option("SIZE", "Input size of a cascade's first pass.", panel=TOKENS, parser=parse_size)
-SPEED_BATCH = option("N", "Batch size at which speed is measured.", "--batch-size", panel=ADVANCED, min=1, max=65_536)
+SPEED_BATCH = option(
+    "N", "Batch size at which speed is measured.", "--batch-size", panel=opt.ADVANCED, min=1, max=65_536
+)
 
 
 def bench(
-    model: ModelName,
+    model: opt.ModelName,
     engine: Annotated[list[MeasuredEngine] | None, ENGINE] = None,
     batches: Annotated[str, option("N,N", "Batch sizes to measure.")] = "1,16",
     rounds: Annotated[int, option("N", "Measurements per engine and batch size.", min=1)] = 20,
     image: Annotated[Path | None, option("FILE", "Image to decode [default: a synthetic JPEG of 500 x 375].")] = None,
     plot: Annotated[Path | None, option("FILE", "Plot images per second over batch size (.png).")] = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the tables.")] = False,
-    num_heads: NumHeads = None,
-    image_size: ImageSize = None,
-    tome_r: TomeR = None,
-    device: Device = "auto",
+    num_heads: opt.NumHeads = None,
+    image_size: opt.ImageSize = None,
+    tome_r: opt.TomeR = None,
+    device: opt.Device = "auto",
 ) -> None:
     """Measure images per second, latency and memory of a model.
 
@@ -94,7 +82,7 @@ def bench(
 
 def optimize(
     ctx: typer.Context,
-    source: Source,
+    source: opt.Source,
     destination: Annotated[str, typer.Argument(metavar="DST", help="Folder of the new model; for int8, a .onnx file.")],
     calibrate: Annotated[str, option("DATA", "Images to fit on, and to measure the loss; labels are not needed.")],
     max_loss: Annotated[float, MAX_LOSS] = 0.5,
@@ -110,7 +98,7 @@ def optimize(
     image_size: Annotated[Any, FIRST_SIZE] = None,
     split: Annotated[str | None, option("NAME", "Use only this split of --calibrate.", panel=TOKENS)] = None,
     batch_size: Annotated[int, SPEED_BATCH] = 16,
-    num_heads: NumHeads = None,
+    num_heads: opt.NumHeads = None,
 ) -> None:
     """Write the fastest form that loses at most --max-loss accuracy.
 

@@ -9,24 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitruvian.cli.options import (
-    Batch,
-    GroupBy,
-    LoadOptions,
-    ModelName,
-    ModelOptions,
-    OptionalModel,
-    ReportFolder,
-    TargetName,
-    Template,
-    data_argument,
-    expand_options,
-    flag,
-    option,
-    parse_numbers,
-    quick_imports,
-    split_names,
-)
+from vitruvian.cli import options as opt
+from vitruvian.cli.options import data_argument, expand_options, flag, option, parse_numbers, quick_imports, split_names
 from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.progress import print_notes, print_status, track
 from vitruvian.text import plural, table
@@ -54,8 +38,8 @@ SHOTS = option("N,N,...", "Images per class of the few-shot probe [default: 1,5,
 @expand_options
 def evaluate(
     data: Annotated[str, data_argument()],
-    model: ModelName,
-    options: ModelOptions,
+    model: opt.ModelName,
+    options: opt.ModelOptions,
     split: Annotated[str | None, option("NAME", "Split to use [default: test, val, or the only one].")] = None,
     real: Annotated[Path | None, option("FILE", "ImageNet-ReaL labels: real.json.")] = None,
     wordnet_ids: Annotated[Path | None, WORDNET_IDS] = None,
@@ -68,12 +52,12 @@ def evaluate(
     sample: Annotated[int, option("N", "With --corruptions: only N images, classes balanced.", min=0)] = 0,
     unknown: Annotated[str | None, UNKNOWN] = None,
     calibrated: Annotated[Path | None, CALIBRATED] = None,
-    template: Template = None,
+    template: opt.Template = None,
     flip: Annotated[bool, flag("--flip", "Average the outputs for an image and its mirror image.")] = False,
     seed: Annotated[int, option("N", "Random seed for intervals and calibration.", min=0)] = 0,
     as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the table.")] = False,
-    out: ReportFolder = None,
-    batch_size: Batch = DEFAULT_BATCH_SIZE,
+    out: opt.ReportFolder = None,
+    batch_size: opt.Batch = DEFAULT_BATCH_SIZE,
 ) -> None:
     """Measure a model: accuracy, confidence intervals, calibration.
 
@@ -178,14 +162,14 @@ def compare(
     models: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="Runs or other weights; the first is the baseline.")
     ],
-    options: ModelOptions,
+    options: opt.ModelOptions,
     data: Annotated[
         str | None, option("DATA", "Data to compare on [default: the images that all runs held out].")
     ] = None,
     split: Annotated[str | None, option("NAME", "Split of DATA [default: test, val, or the only one].")] = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the tables.")] = False,
-    out: ReportFolder = None,
-    batch_size: Batch = DEFAULT_BATCH_SIZE,
+    out: opt.ReportFolder = None,
+    batch_size: opt.Batch = DEFAULT_BATCH_SIZE,
 ) -> None:
     """Compare runs or models image by image: is the difference real?
 
@@ -228,23 +212,23 @@ def compare(
 
 @expand_options
 def probe(
-    options: LoadOptions,
+    options: opt.LoadOptions,
     data: Annotated[str | None, data_argument()] = None,
-    model: OptionalModel = None,
+    model: opt.OptionalModel = None,
     vectors: Annotated[str | None, option("FOLDER", "Vectors of `vit embed`, instead of DATA and --model.")] = None,
     only: Annotated[str, option("NAMES", "Probes to run, separated by commas.")] = "fewshot,linear,neighbors",
     shots: Annotated[str | None, SHOTS] = None,
     neighbors: Annotated[int | None, option("N", "Number of neighbors that vote [default: chosen].", min=1)] = None,
-    group_by: GroupBy = None,
-    target: TargetName = None,
+    group_by: opt.GroupBy = None,
+    target: opt.TargetName = None,
     folds: Annotated[
         int | None, option("K", "Cross-validate in K folds of all images but the test split.", min=2)
     ] = None,
     predictions: Annotated[Path | None, OUT_OF_FOLD] = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the table.")] = False,
     save_to: Annotated[Path | None, SAVE] = None,
-    out: ReportFolder = None,
-    batch_size: Batch = DEFAULT_BATCH_SIZE,
+    out: opt.ReportFolder = None,
+    batch_size: opt.Batch = DEFAULT_BATCH_SIZE,
 ) -> None:
     """Measure frozen features: few-shot, linear, nearest neighbors.
 

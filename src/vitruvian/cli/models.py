@@ -6,17 +6,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vitruvian.cli.options import (
-    ImageSize,
-    Labels,
-    NumHeads,
-    Source,
-    Template,
-    flag,
-    note_replaced,
-    option,
-    quick_imports,
-)
+from vitruvian.cli import options as opt
+from vitruvian.cli.options import flag, note_replaced, option, quick_imports
 from vitruvian.progress import print_status
 from vitruvian.text import table
 
@@ -158,13 +149,13 @@ def parse_family(text: str) -> str:
 
 
 def convert(
-    source: Source,
+    source: opt.Source,
     destination: Annotated[str, typer.Argument(metavar="DST", help=CONVERTED)],
     to: Annotated[str, option("FORMAT", f"Format to write: {', '.join(FAMILIES)}.", parser=parse_family)] = "native",
-    labels: Labels = None,
-    template: Template = None,
-    num_heads: NumHeads = None,
-    image_size: ImageSize = None,
+    labels: opt.Labels = None,
+    template: opt.Template = None,
+    num_heads: opt.NumHeads = None,
+    image_size: opt.ImageSize = None,
     patch_size: Annotated[int | None, option("N", "Resample the patch embedding to this patch size.", min=1)] = None,
     num_classes: Annotated[int | None, NUM_CLASSES] = None,
     half: Annotated[bool, flag("--half", "Store matrices in float16: half the size.")] = False,
@@ -190,14 +181,14 @@ def convert(
 
 
 def export(
-    source: Source,
+    source: opt.Source,
     destination: Annotated[str, DESTINATION],
     to: Annotated[Literal["onnx", "openvino", "torch"], typer.Option(help="Format to write.")] = "onnx",
     batch_size: Annotated[int | None, BATCH_SIZE] = None,
-    image_size: ImageSize = None,
+    image_size: opt.ImageSize = None,
     dynamic_size: Annotated[bool, DYNAMIC_SIZE] = False,
     features: Annotated[bool, flag("--features", "Add an output with the features that the head reads.")] = False,
-    num_heads: NumHeads = None,
+    num_heads: opt.NumHeads = None,
     as_json: Annotated[bool, flag("--json", "Print the checks as one JSON object.")] = False,
 ) -> None:
     """Write a model as ONNX, OpenVINO or a torch.export program.

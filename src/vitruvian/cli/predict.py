@@ -15,21 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from vitruvian.cli.options import (
-    BULK,
-    BulkOptions,
-    DefaultModel,
-    Device,
-    Labels,
-    LoadOptions,
-    ModelName,
-    ModelOptions,
-    Template,
-    expand_options,
-    flag,
-    option,
-    quick_imports,
-)
+from vitruvian.cli import options as opt
+from vitruvian.cli.options import expand_options, flag, option, quick_imports
 from vitruvian.progress import print_status, track
 from vitruvian.text import plural, printable
 
@@ -41,7 +28,7 @@ PATHS = typer.Argument(
 )
 TEXT = option("WORDS", "Search for a text, in vectors of a CLIP or SigLIP; repeatable.")
 MERGE = option(
-    "FILE", "Also write all parts as one .csv, .jsonl or .parquet file.", "--merge", panel=BULK, dir_okay=False
+    "FILE", "Also write all parts as one .csv, .jsonl or .parquet file.", "--merge", panel=opt.BULK, dir_okay=False
 )
 MAX_LABELS = 1000  # columns of labels in a CSV file
 EXACT = typer.Option("--exact/--index", help="Compare all vectors, or use an index [default: by size].")
@@ -51,11 +38,11 @@ OTHER_TABLES = (".txt", ".tsv", ".xlsx", ".xls", ".json", ".html")  # files that
 @expand_options
 def predict(
     paths: Annotated[list[str], PATHS],
-    options: ModelOptions,
-    bulk: BulkOptions,
-    model: DefaultModel = None,
-    labels: Labels = None,
-    template: Template = None,
+    options: opt.ModelOptions,
+    bulk: opt.BulkOptions,
+    model: opt.DefaultModel = None,
+    labels: opt.Labels = None,
+    template: opt.Template = None,
     top: Annotated[int, option("N", "Number of predictions per image.", min=1)] = 5,
     as_json: Annotated[bool, flag("--json", "Print one JSON object per image (JSON Lines).")] = False,
     out: Annotated[
@@ -87,7 +74,7 @@ def predict(
         raise typer.BadParameter(f"{sort_into} exists and is not empty", param_hint="--sort-into")
     if sort_into is not None and any(path.lower().startswith(("http://", "https://")) for path in paths):
         raise typer.BadParameter("--sort-into copies files; download images behind URLs first")
-    if bulk.on and (labels or options != ModelOptions()):
+    if bulk.on and (labels or options != opt.ModelOptions()):
         raise typer.BadParameter(
             "--on loads the model on each node: no --labels, --num-heads, --image-size, --device, --engine, --tome-r"
         )
@@ -198,10 +185,10 @@ def copy_into(folder: Path, image: Path) -> None:
 @expand_options
 def embed(
     data: Annotated[str, typer.Argument(metavar="DATA", help="A folder, a manifest, shards, Parquet files or a URL.")],
-    model: ModelName,
+    model: opt.ModelName,
     out: Annotated[str, option("FOLDER", "Folder or URL to write the parts to.")],
-    options: LoadOptions,
-    bulk: BulkOptions,
+    options: opt.LoadOptions,
+    bulk: opt.BulkOptions,
     dtype: Annotated[Literal["float16", "float32"], typer.Option(help="Data type of the vectors.")] = "float16",
     merged: Annotated[Path | None, MERGE] = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object instead of text.")] = False,
@@ -218,7 +205,7 @@ def embed(
             f"a folder of parts; for one file, use --out vectors --merge {out}", param_hint="--out"
         )
     check_merged(merged)
-    if bulk.on and options != LoadOptions():
+    if bulk.on and options != opt.LoadOptions():
         raise typer.BadParameter(
             "--on loads the model on each node, without --num-heads, --image-size, --device and --engine"
         )
@@ -277,7 +264,7 @@ def similar(
     exact: Annotated[bool | None, EXACT] = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object per image (JSON Lines).")] = False,
     out: Annotated[Path | None, option("FILE", "Write a page with thumbnails (.html).", dir_okay=False)] = None,
-    device: Device = "auto",
+    device: opt.Device = "auto",
 ) -> None:
     """Find the images most similar to an image or a text.
 

@@ -15,21 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 from typer.core import TyperGroup
 
-from vitruvian.cli.options import (
-    ADVANCED,
-    Changes,
-    Command,
-    DataRoot,
-    Device,
-    RecipeOptions,
-    StartingWeights,
-    data_argument,
-    expand_options,
-    flag,
-    option,
-    parse_numbers,
-    split_names,
-)
+from vitruvian.cli import options as opt
+from vitruvian.cli.options import data_argument, expand_options, flag, option, parse_numbers, split_names
 from vitruvian.progress import print_notes, print_status, prints_results
 from vitruvian.tasks import DATA_VARIABLE, SEEDS, Task, all_tasks, get_task, vtab_tasks
 from vitruvian.text import format_duration, table
@@ -50,8 +37,8 @@ Folds = Annotated[
     option("K", "Cross-validate in K folds of all images but the test split; repeat the command to resume.", min=2),
 ]
 ARCH = option("NAME", "Architecture to train from scratch, with random weights (`vit models`).", "--arch")
-AUTO_RESUME = flag("--auto-resume", "Resume the run in --out if there is one, else start it.", ADVANCED)
-CLUSTER = option("'N x NAME'", "With --plan: estimate for other machines, such as '64 x A100'.", panel=ADVANCED)
+AUTO_RESUME = flag("--auto-resume", "Resume the run in --out if there is one, else start it.", opt.ADVANCED)
+CLUSTER = option("'N x NAME'", "With --plan: estimate for other machines, such as '64 x A100'.", panel=opt.ADVANCED)
 RECIPE = option("NAME", "A recipe or a TOML file [default: the task's, or finetune-small].")
 
 
@@ -73,11 +60,11 @@ Trackers = Annotated[
 
 @expand_options
 def train(
-    options: RecipeOptions,
+    options: opt.RecipeOptions,
     data: Annotated[str | None, data_argument("a built-in name (digits)")] = None,
     recipe: Annotated[str | None, option("NAME", "A recipe or a TOML file [default: one that suits the data].")] = None,
     model: Annotated[str | None, ARCH] = None,
-    weights: Annotated[str | None, StartingWeights] = None,
+    weights: Annotated[str | None, opt.StartingWeights] = None,
     out: Annotated[Path | None, option("RUN", "Folder of the run [default: a new one in runs/].")] = None,
     folds: Folds = None,
     resume: Annotated[str | None, option("RUN", "Resume this run.")] = None,
@@ -232,8 +219,8 @@ def parse_lrs(text: str) -> list[float]:
 @expand_options
 def finetune(
     data: TaskData,
-    weights: Annotated[str, StartingWeights],
-    options: RecipeOptions,
+    weights: Annotated[str, opt.StartingWeights],
+    options: opt.RecipeOptions,
     out: Annotated[Path | None, option("DIR", "Folder of all trials [default: in runs/].")] = None,
     recipe: Annotated[str | None, RECIPE] = None,
     task: Annotated[
@@ -247,7 +234,7 @@ def finetune(
     steps: Annotated[int | None, option("N", "Training steps of each trial.", min=1)] = None,
     minutes: Minutes = None,
     track: Trackers = None,
-    data_root: DataRoot = None,
+    data_root: opt.DataRoot = None,
     as_json: Annotated[bool, flag("--json", "Print the result as one JSON object.")] = False,
 ) -> None:
     """Choose a learning rate, then fine-tune with several seeds.
@@ -321,7 +308,7 @@ class StudyOptions:
 
     panel: ClassVar = "Options"
     out: Annotated[Path | None, option("DIR", "Folder of the study [default: in runs/].")] = None
-    settings: Changes = None
+    settings: opt.Changes = None
     as_json: Annotated[bool, flag("--json", "Print one JSON object per cell (JSON Lines).")] = False
 
 
@@ -332,7 +319,7 @@ class TransferOptions(StudyOptions):
     quick: Quick = False
     recipe: Annotated[str | None, option("NAME", "A recipe to use instead of each task's own.")] = None
     seeds: Seeds = SEEDS
-    data_root: DataRoot = None
+    data_root: opt.DataRoot = None
 
     @property
     def setup(self) -> Setup:
@@ -449,7 +436,7 @@ def speed(
     batches: Annotated[str, option("N,N,...", "Batch sizes, of which the fastest counts.")] = "1,4,16",
     memory: Annotated[float, option("GB", "Memory that the largest batch has to fit into.", min=0.001)] = 16.0,
     rounds: Annotated[int, option("N", "Measurements of each batch size.", min=1)] = 5,
-    device: Device = "auto",
+    device: opt.Device = "auto",
     out: Annotated[Path, option("DIR", "Folder of the study.")] = Path("runs/study-speed"),
     as_json: Annotated[bool, flag("--json", "Print one JSON object per cell (JSON Lines).")] = False,
 ) -> None:
@@ -490,7 +477,7 @@ def training_studies() -> MutableMapping[str, Any]:
 
     studies = typer.Typer(rich_markup_mode=None)
     for kind in study_kinds().values():
-        studies.command(kind.name, cls=Command, help=f"{kind.about}.")(training_study(kind.name))
+        studies.command(kind.name, cls=opt.Command, help=f"{kind.about}.")(training_study(kind.name))
     return typer.main.get_group(studies).commands
 
 
@@ -508,7 +495,7 @@ class StudyGroup(TyperGroup):
 
 study = typer.Typer(help="Reproduce the paper's tables, figures and ablations.", cls=StudyGroup, no_args_is_help=True)
 for command in (table2, table5, vtab, speed):
-    study.command(cls=Command)(command)
+    study.command(cls=opt.Command)(command)
 
 
 def print_transfer(cells: list[TransferCell], options: TransferOptions, paper_names: Sequence[str]) -> None:
