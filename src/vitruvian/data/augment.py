@@ -196,10 +196,8 @@ def choose_crop(size: Size, settings: Augment, rng: np.random.Generator) -> tupl
             part = full if max(size) <= MAX_ASPECT * min(size) else center_box(size, longest)
             return part, cover_size((part.rows, part.columns), settings.image_size)
         case "random":
-            return full, (
-                round(settings.precrop * settings.image_size[0]),
-                round(settings.precrop * settings.image_size[1]),
-            )
+            rows, columns = (round(settings.precrop * side) for side in settings.image_size)
+            return full, (rows, columns)
         case "center":
             return center_box(size, settings.image_size), settings.image_size
         case _:

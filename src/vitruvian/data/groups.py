@@ -41,9 +41,9 @@ def values_by(source: Source, by: str) -> list[str]:
     values = ["/".join(part or "" for part in match.groups()) or match[0] if match else "" for match in matches]
     missing = [key for key, match in zip(keys, matches) if match is None]
     if missing:
-        count = "no path" if len(missing) == len(keys) else f"{len(missing):,} of {len(keys):,} paths do not match"
-        what = f"{count} matches {by!r}" if len(missing) == len(keys) else f"{count} {by!r}"
-        raise DataError(f"{what}, such as {printable(missing[0])}", where=source.name, hint=hint)
+        some = f"{len(missing):,} of {len(keys):,} paths do not match"
+        what = "no path matches" if len(missing) == len(keys) else some
+        raise DataError(f"{what} {by!r}, such as {printable(missing[0])}", where=source.name, hint=hint)
     return values
 
 

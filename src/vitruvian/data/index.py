@@ -101,9 +101,7 @@ class StoredIndex(NamedTuple):
 
     def sources(self, name: str, make: Callable[..., Opened], **options: Any) -> dict[str, Opened]:
         """One source per split: `make(name, classes, folder, **options)`."""
-        return {
-            split: make(f"{name} ({split})", self.classes, folder, **options) for split, folder in self.splits.items()
-        }
+        return {split: make(f"{name} ({split})", self.classes, path, **options) for split, path in self.splits.items()}
 
 
 def build_index(

@@ -302,15 +302,11 @@ def read_state(folder: Path) -> PackState:
     path = folder / STATE_FILE
     try:
         content = read_object(path, raises=DataError)
-        splits = {
-            name: SplitState(
-                samples=split["samples"],
-                digest=split["digest"],
-                shards=[PackedShard(**shard) for shard in split["shards"]],
-                skipped=[SkippedSample(**sample) for sample in split["skipped"]],
-            )
-            for name, split in content["splits"].items()
-        }
+        splits = {}
+        for name, split in content["splits"].items():
+            shards = [PackedShard(**shard) for shard in split["shards"]]
+            skipped = [SkippedSample(**sample) for sample in split["skipped"]]
+            splits[name] = SplitState(split["samples"], split["digest"], shards, skipped)
         settings = PackSettings.from_json(content["settings"])
         return PackState(settings, content["source"], splits, content["notes"], content["complete"], content["version"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -145,12 +145,10 @@ class PartSource(Source):
         return self.part(0)[0].column_names() if len(self) else ()
 
     def column(self, name: str) -> list[str]:
-        read: dict[int, list[str]] = {}  # the column of each source, by its id
         parts = [self.part(index) for index in range(len(self))]
-        for source, _ in parts:
-            if id(source) not in read:
-                read[id(source)] = source.column(name)
-        return [read[id(source)][inner] for source, inner in parts]
+        sources = {id(source): source for source, _ in parts}
+        columns = {key: source.column(name) for key, source in sources.items()}
+        return [columns[id(source)][inner] for source, inner in parts]
 
 
 def locate(ends: IndexArray, index: int) -> tuple[int, int]:

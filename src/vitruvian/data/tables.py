@@ -226,9 +226,8 @@ def parquet_rows(path: Path, required: tuple[str, ...]) -> Iterator[Row]:
         used = [name for name, column in columns.items() if not required or column in required + OPTIONAL]
         batches = file.iter_batches(CHUNK, columns=used, use_threads=False)
         rows = (row for batch in batches for row in batch.to_pylist())
-        yield from (
-            (f"row {index}", {columns[name]: value for name, value in row.items()}) for index, row in enumerate(rows, 1)
-        )
+        for index, row in enumerate(rows, 1):
+            yield f"row {index}", {columns[name]: value for name, value in row.items()}
 
 
 def jsonl_rows(path: Path, required: tuple[str, ...]) -> Iterator[Row]:
@@ -407,24 +406,21 @@ class ParquetSource(IndexedSource):
     def read(self, index: int) -> RawImage:
         """The image in a row; the most recently used row groups stay in memory."""
         with parsing(self.key(index), ImageError):
-            return self._read(index)
-
-    def _read(self, index: int) -> RawImage:
-        block, within = locate(self._group_ends, self.numbers["row"][index])
-        if block not in self._loaded:
+            block, within = locate(self._group_ends, self.numbers["row"][index])
             position, group = self._groups[block]
-            self._loaded[block] = self.load_group(self.files[position], group, self._image)
-            if self.blocks is not None and len(self._loaded) > self.blocks.lanes:
-                self._loaded.popitem(last=False)
-        self._loaded.move_to_end(block)
-        cell = self._loaded[block][within].as_py()
-        content = cell if isinstance(cell, dict) else {"bytes": cell}
-        if isinstance(content.get("bytes"), bytes) and content["bytes"]:
-            return bytes(content["bytes"])
-        if content.get("path"):
-            path = self.files[self._groups[block][0]]
-            return read_file(path.parent / check_inside(path, content["path"]))
-        raise ImageError("no image in this row", where=self.key(index))
+            path = self.files[position]
+            if block not in self._loaded:
+                self._loaded[block] = self.load_group(path, group, self._image)
+                if self.blocks is not None and len(self._loaded) > self.blocks.lanes:
+                    self._loaded.popitem(last=False)
+            self._loaded.move_to_end(block)
+            cell = self._loaded[block][within].as_py()
+            content = cell if isinstance(cell, dict) else {"bytes": cell}
+            if isinstance(content.get("bytes"), bytes) and content["bytes"]:
+                return bytes(content["bytes"])
+            if content.get("path"):
+                return read_file(path.parent / check_inside(path, content["path"]))
+            raise ImageError("no image in this row", where=self.key(index))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_loaded": OrderedDict()}

@@ -52,12 +52,11 @@ def diagnose(
     table = next(iter(dataset.splits.values())).targets
     votes = None if table else checks.label_votes(scanned, groups, len(dataset.classes), vectors)
     if table is None:
-        suspicious = (
-            checks.check_labels(scanned, votes, "" if vectors is not None else COMPARE)
-            if predictions is None
-            else checks.check_predictions(scanned, Path(predictions))
-        )
-        labels = [*checks.check_classes(scanned, dataset.classes), *suspicious]
+        labels = [*checks.check_classes(scanned, dataset.classes)]
+        if predictions is None:
+            labels += checks.check_labels(scanned, votes, "" if vectors is not None else COMPARE)
+        else:
+            labels += checks.check_predictions(scanned, Path(predictions))
     elif predictions is not None:
         raise DataError("out-of-fold predictions need one label per image", where=dataset.name)
     else:

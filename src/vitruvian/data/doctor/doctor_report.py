@@ -61,13 +61,11 @@ def review_page(diagnosis: Diagnosis, data: Dataset) -> str:
     suspicious = list(suspicious_labels(diagnosis))
     positions = {(image.split, image.index): position for position, (image, _, _) in enumerate(suspicious)}
     for image, evidence, note in suspicious:
-        suggested = evidence[0].label
         copy = positions.get((evidence[0].split, evidence[0].index)) if note.startswith(COPIES) else None
-        items.append(
-            image_context(image, data) | {"note": note, "evidence": [image_context(other, data) for other in evidence]}
-        )
+        others = [image_context(other, data) for other in evidence]
+        items.append(image_context(image, data) | {"note": note, "evidence": others})
         decision = {"split": image.split, "index": image.index, "key": image.key}
-        decisions.append({**decision, "was": image.label, "suggested": suggested, "copy": copy})
+        decisions.append({**decision, "was": image.label, "suggested": evidence[0].label, "copy": copy})
     script = (files("vitruvian") / "data" / "doctor" / "review.js").read_text(encoding="utf-8")
     return render(
         "review.html",

@@ -84,7 +84,11 @@ def find_overlap(
     dataset = open_dataset(data, accepts=KINDS)
     if not against:
         raise DataError("no dataset to compare with", where=dataset.name)
-    own, others = dict(dataset.splits), evaluation_splits(against)
+    own, others = dict(dataset.splits), list[tuple[str, Source]]()  # the others by the names of their datasets
+    for test in against:
+        parts = open_images(test)
+        chosen = {split: source for split, source in parts.items() if split != "train"} or parts
+        others += [(str(test), source) for source in chosen.values()]
     # Splits of one scan: those of the data, then each test split and its mirror image.
     splits = {f"data {name}": source for name, source in own.items()}
     for number, (_, source) in enumerate(others):
@@ -112,16 +116,6 @@ def find_overlap(
         unreadable=int((~readable & ~is_mirror).sum()),
         matches=tuple(matches),
     )
-
-
-def evaluation_splits(against: Sequence[str | Path]) -> list[tuple[str, Source]]:
-    """The names and images of the test sets."""
-    sources = []
-    for data in against:
-        splits = open_images(data)
-        chosen = {name: source for name, source in splits.items() if name != "train"} or splits
-        sources += [(str(data), source) for source in chosen.values()]
-    return sources
 
 
 def write_clean(data: str | Path, overlap: Overlap, out: Path) -> int:

@@ -6,22 +6,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.doctor.checks import (
-    AGREEING,
-    NEIGHBORS,
-    SEPARATED_SHARE,
-    check_counts,
-    group_leaders,
-    neighbors,
-    rows_of_sketches,
-    rows_of_vectors,
-)
+from vitruvian.data.doctor import checks
+from vitruvian.data.doctor.checks import AGREEING, NEIGHBORS, SEPARATED_SHARE
 from vitruvian.data.doctor.findings import REVIEWED, Finding, FindingExample, image_ref
 from vitruvian.data.doctor.scan import Floats, Rows, Scan
 from vitruvian.targets import TargetTable
 from vitruvian.text import brief, plural
 
-# N readable images, K labels or numbers
+# N readable images, K labels or numbers: `values` are (N, K), those of the ten nearest images, `near`, (N, 10, K)
 
 IMPLIED = 0.99  # share of a label's images with another label from which the first implies the second
 FEW = 20  # images that a label needs before that is said
@@ -41,15 +33,12 @@ def check_targets(scan: Scan, groups: Sequence[Rows], table: TargetTable, vector
     names, unknown = table.names, np.isnan(values)
     missing = [f"{name} ({share:.0%})" for name, share in zip(names, unknown.mean(axis=0)) if share > 0]
     if missing:
-        yield Finding(
-            "unknown", "warning", f"unknown for some images: {brief(missing)}", len(missing), "they are masked"
-        )
+        text = f"unknown for some images: {brief(missing)}"
+        yield Finding("unknown", "warning", text, len(missing), "they are masked")
     if table.kind == "multi":
         split = scan.records["split"][rows]
-        counts = {
-            name: (values[split == number] == 1).sum(axis=0).astype(np.int64) for number, name in enumerate(scan.splits)
-        }
-        yield from check_counts(counts, names)
+        counts = {name: (values[split == index] == 1).sum(axis=0) for index, name in enumerate(scan.splits)}
+        yield from checks.check_counts(counts, names)
         none = int((values == 0).all(axis=1).sum())
         if none:
             text = f"{plural(none, 'image', 'has|have')} no label"
@@ -58,12 +47,14 @@ def check_targets(scan: Scan, groups: Sequence[Rows], table: TargetTable, vector
     else:
         yield from far_values(scan, rows, values, names)
     if len(rows) > NEIGHBORS:
-        features = partial(rows_of_sketches, scan.sketches) if vectors is None else partial(rows_of_vectors, vectors)
-        near = neighbors(features, rows, group_leaders(len(scan.records), groups))
+        features = partial(checks.rows_of_sketches, scan.sketches)
+        if vectors is not None:
+            features = partial(checks.rows_of_vectors, vectors)
+        near = checks.neighbors(features, rows, checks.group_leaders(len(scan.records), groups))
         position = np.full(len(scan.records), -1)
         position[rows] = np.arange(len(rows))
-        check = doubtful_labels if table.kind == "multi" else doubtful_numbers
-        yield from check(scan, rows, values, values[position[near]], names)
+        check_cells = doubtful_labels if table.kind == "multi" else doubtful_numbers
+        yield from check_cells(scan, rows, values, values[position[near]], names)
 
 
 def implied_labels(values: Values, names: Sequence[str]) -> Iterator[Finding]:
@@ -94,9 +85,7 @@ def far_values(scan: Scan, rows: Rows, values: Values, names: Sequence[str]) -> 
         yield Finding("far", "warning", text, len(cells), "check their units and typing errors", tuple(examples))
 
 
-def doubtful_labels(
-    scan: Scan, rows: Rows, values: Values, near: Values, names: Sequence[str]
-) -> Iterator[Finding]:  # (N, K), (N, 10, K)
+def doubtful_labels(scan: Scan, rows: Rows, values: Values, near: Values, names: Sequence[str]) -> Iterator[Finding]:
     """Labels that most of the nearest images contradict, if the features separate the label from its absence."""
     with_label = (near == 1).sum(axis=1)
     agreed = np.where(values == 1, with_label, (near == 0).sum(axis=1))
@@ -122,9 +111,7 @@ def doubtful_labels(
         yield Finding("label", "warning", text, len(cells), "not proven: check the label and the image", examples)
 
 
-def doubtful_numbers(
-    scan: Scan, rows: Rows, values: Values, near: Values, names: Sequence[str]
-) -> Iterator[Finding]:  # (N, K), (N, 10, K)
+def doubtful_numbers(scan: Scan, rows: Rows, values: Values, near: Values, names: Sequence[str]) -> Iterator[Finding]:
     """Numbers far from the median of the nearest images, compared with the usual distance from it."""
     known: NDArray[np.bool_] = np.any(~np.isnan(near), axis=1)
     median = np.nanmedian(np.where(known[:, None, :], near, 0.0), axis=1)
