@@ -7,7 +7,7 @@ other datasets store a class index, and a `TargetTable` with the rows: 0, 1 or u
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from vitruvian.errors import DataError, UnknownNameError, argument, short_repr
@@ -217,7 +217,7 @@ def parse_levels(labels: Sequence[str], columns: tuple[str, ...] | None) -> Targ
         what = "columns" if columns is not None else plural(len(labels), "class")
         raise DataError(f"an ordinal target needs one column of 2 to {MAX_LEVELS:,} classes, not {what}")
     table = make_table("ordinal", ("level",), [{0: float(level)} for level in range(len(labels))])
-    return TargetTable(table.kind, table.names, table.starts, table.columns, table.values, tuple(labels))
+    return replace(table, levels=tuple(labels))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +232,14 @@ class TargetKind:
     parse: Parse | None = None  # None: the class indices are the targets
 
 
-NUMBER_METRICS = ("mae", "rmse", "r2", "correlation")
+NUMBERS = TargetKind(
+    title="numbers",
+    noun="number",
+    losses=("huber", "l1", "l2"),
+    metrics=("mae", "rmse", "r2", "correlation"),
+    score_function="identity",
+    parse=parse_numbers,
+)
 KINDS = {
     "single": TargetKind(
         title="one class per image",
@@ -249,22 +256,8 @@ KINDS = {
         score_function="sigmoid",
         parse=parse_labels,
     ),
-    "number": TargetKind(
-        title="numbers",
-        noun="number",
-        losses=("huber", "l1", "l2"),
-        metrics=NUMBER_METRICS,
-        score_function="identity",
-        parse=parse_numbers,
-    ),
-    "ordinal": TargetKind(
-        title="classes in an order",
-        noun="number",
-        losses=("huber", "l1", "l2"),
-        metrics=NUMBER_METRICS,
-        score_function="identity",
-        parse=parse_levels,
-    ),
+    "number": NUMBERS,
+    "ordinal": replace(NUMBERS, title="classes in an order", parse=parse_levels),
 }
 """The kinds of targets by name."""
 

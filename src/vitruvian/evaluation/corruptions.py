@@ -54,18 +54,6 @@ def gaussian_blur(x: Pixels, sigma: float, truncate: float = 4.0, mode: Any = "e
     return from_planes(y)
 
 
-def gaussian_noise(x: Pixels, c: float, rng: np.random.Generator) -> Pixels:
-    return x + rng.normal(scale=c, size=x.shape)
-
-
-def shot_noise(x: Pixels, c: float, rng: np.random.Generator) -> Pixels:
-    return rng.poisson(x * c) / c
-
-
-def impulse_noise(x: Pixels, c: float, rng: np.random.Generator) -> Pixels:
-    return np.where(rng.random(x.shape) < c, (rng.random(x.shape) < 0.5).astype(x.dtype), x)
-
-
 def defocus_blur(x: Pixels, c: tuple[int, float], rng: np.random.Generator) -> Pixels:
     """Blur with a disk of this radius, whose edge is smoothed."""
     radius, smooth = c
@@ -222,9 +210,12 @@ def coarsen(image: Image.Image, c: float) -> Image.Image:
 
 CORRUPTIONS: dict[str, tuple[Corrupt, tuple[Any, ...]]] = {
     # kind: function, and its parameter at each strength
-    "gaussian_noise": (gaussian_noise, (0.08, 0.12, 0.18, 0.26, 0.38)),
-    "shot_noise": (shot_noise, (60, 25, 12, 5, 3)),
-    "impulse_noise": (impulse_noise, (0.03, 0.06, 0.09, 0.17, 0.27)),
+    "gaussian_noise": (lambda x, c, rng: x + rng.normal(scale=c, size=x.shape), (0.08, 0.12, 0.18, 0.26, 0.38)),
+    "shot_noise": (lambda x, c, rng: rng.poisson(x * c) / c, (60, 25, 12, 5, 3)),
+    "impulse_noise": (
+        lambda x, c, rng: np.where(rng.random(x.shape) < c, rng.random(x.shape) < 0.5, x),
+        (0.03, 0.06, 0.09, 0.17, 0.27),
+    ),
     "defocus_blur": (defocus_blur, ((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))),
     "glass_blur": (glass_blur, ((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2))),
     "motion_blur": (motion_blur, ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))),

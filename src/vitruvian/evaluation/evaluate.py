@@ -181,23 +181,15 @@ def evaluate(
     kinds = check_kinds(corruptions)
     encoder = model if isinstance(model, Encoder) else Encoder(model)
     if encoder.model.meta.target.kind != "single":
-        single = {
-            "by": by,
-            "coverage": coverage,
-            "corruptions": kinds,
-            "unknown": unknown,
-            "real": real,
-            "template": template,
-        }
-        for option, value in single.items():
+        single = {"by": by, "coverage": coverage, "corruptions": kinds, "unknown": unknown, "real": real}
+        for option, value in (single | {"template": template}).items():
             if value:
                 raise ConfigError(f"{argument(option)} is for models of one class per image")
         classifier = classifier_of(encoder, (), None, flip=flip).with_task_preprocess(data, preprocess)
         return evaluate_targets(data, classifier, split=split, seed=seed, batch_size=batch_size, track=track)
-    model = encoder
     opened = open_dataset(data)
     path = fspath(data) if isinstance(data, str | PathLike) else ""
-    classifier = classifier_of(model, opened.classes, template, flip=flip).with_task_preprocess(data, preprocess)
+    classifier = classifier_of(encoder, opened.classes, template, flip=flip).with_task_preprocess(data, preprocess)
     name = default_split(opened.splits) if split is None else next(iter(opened.only(split).splits))
     source, meta, total = opened.splits[name], classifier.model.meta, classifier.model.config.num_classes
     values = values_by(source, by) if by else []  # before the model runs

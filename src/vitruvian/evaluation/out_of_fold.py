@@ -1,8 +1,7 @@
 """Out-of-fold predictions: each image classified by a model that was trained on the other folds."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +10,7 @@ from vitruvian.data.groups import group_numbers
 from vitruvian.data.order import IndexArray
 from vitruvian.data.sources import Concat, Source
 from vitruvian.evaluation.metrics import LEVEL, Interval, accuracy_interval, bootstrap
+from vitruvian.settings import Record
 from vitruvian.table_file import open_table
 
 PREDICTIONS_FILE = "predictions.csv"
@@ -19,7 +19,7 @@ PREDICTIONS_FILE = "predictions.csv"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FoldResult:
+class FoldResult(Record):
     """The accuracy of cross-validation, in percent."""
 
     top1: float  # over all images
@@ -28,9 +28,6 @@ class FoldResult:
     mean: float  # over the folds
     deviation: float  # sample standard deviation of the folds
     count: int  # images
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def __str__(self) -> str:
         low, high = self.interval

@@ -87,19 +87,17 @@ def fit_rejection(
     head = model.head if isinstance(model, Model) and getattr(model, "head_dist", None) is None else None
     plain = head is not None and meta.score_function == "softmax" and meta.cascade is None and not classifier.flip
     parts: list[tuple[list[Tensor], list[Tensor], NDArray[np.int64]]] = []  # thirds of logits and features, labels
+    options: Any = {"batch_size": batch_size, "track": track}
+
+    def run(forward: Callable[[Tensor], Tensor], source: Source) -> tuple[list[int], Tensor]:
+        pieces = list(classifier.run_source(forward, source, np.arange(len(source)), unreadable=[], **options))
+        return [index for rows, _ in pieces for index in rows], torch.cat([values for _, values in pieces]).double()
+
     for source in (known, unknown):
-
-        def run(forward: Callable[[Tensor], Tensor], source: Source = source) -> tuple[list[int], Tensor]:
-            every = np.arange(len(source))
-            pieces = list(
-                classifier.run_source(forward, source, every, unreadable=[], batch_size=batch_size, track=track)
-            )
-            return [index for rows, _ in pieces for index in rows], torch.cat([values for _, values in pieces]).double()
-
         if len(source) < FEWEST:
             raise DataError(f"{len(source)} images are too few, at least {FEWEST} are needed", where=source.name)
-        indices, logits = run(classifier.logits)
-        features = run(classifier.features)[1] if plain else logits
+        indices, logits = run(classifier.logits, source)
+        features = run(classifier.features, source)[1] if plain else logits
         order = torch.from_numpy(np.random.default_rng(seed).permutation(len(indices)))
         sizes = [len(order) // 4, len(order) // 4, len(order) - 2 * (len(order) // 4)]
         split = [[values[rows] for rows in torch.split(order, sizes)] for values in (logits, features)]
@@ -120,9 +118,9 @@ def fit_rejection(
         means = torch.stack([fit[0][torch.from_numpy(which == k)].mean(dim=0) for k in range(len(classes))])
         rest = fit[0] - means[torch.from_numpy(which)]
         covariance = rest.T @ rest / len(rest)
-        covariance = (1 - SHRINKAGE) * covariance + (
-            SHRINKAGE * covariance.trace() / len(covariance) + 1e-6
-        ) * torch.eye(len(covariance), dtype=covariance.dtype)
+        variance = covariance.trace() / len(covariance)
+        covariance *= 1 - SHRINKAGE
+        covariance.diagonal().add_(SHRINKAGE * variance + 1e-6)
         whiten = torch.linalg.inv(torch.linalg.cholesky(covariance)).T
         scores |= {
             "fitted energy": lambda z, f: (f @ weight.T + bias).logsumexp(dim=1),

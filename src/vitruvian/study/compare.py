@@ -18,6 +18,7 @@ from vitruvian.data.sources import Source
 from vitruvian.errors import ConfigError, DataError, argument
 from vitruvian.evaluation.evaluate import Evaluation, evaluate_classes
 from vitruvian.evaluation.metrics import LEVEL, Interval, Z, accuracy_interval
+from vitruvian.evaluation.report import with_interval
 from vitruvian.inference import Encoder
 from vitruvian.model.build import Model
 from vitruvian.progress import Track, no_tracking
@@ -113,12 +114,14 @@ def compare(
         data, images_are = held_out_images(runs)
     found = [evaluate_classes(data, model, split=split, batch_size=batch_size, track=track) for model in models]
     first = found[0]
-    names = tuple(unique_names([short_name(evaluation.model) for evaluation in found]))
+    short = [short_name(evaluation.model) for evaluation in found]
+    names = tuple(f"{name} ({i})" if short.count(name) > 1 else name for i, name in enumerate(short, 1))
     if any(evaluation.space.labels.tolist() != first.space.labels.tolist() for evaluation in found):
         raise DataError("the models know different classes of the data", where=first.data)
     indices: NDArray[np.int64] = reduce(np.intersect1d, [evaluation.outputs.indices for evaluation in found])
-    predictions = np.stack([predictions_for(evaluation, indices) for evaluation in found])  # (M, n)
-    labels = first.outputs.labels[np.isin(first.outputs.indices, indices)]
+    rows = [np.isin(evaluation.outputs.indices, indices) for evaluation in found]
+    predictions = np.stack([e.outputs.logits.argmax(axis=1)[chosen] for e, chosen in zip(found, rows)])  # (M, n)
+    labels = first.outputs.labels[rows[0]]
     right = predictions == labels
     classes, counts = first.space.classes, np.bincount(labels, minlength=len(first.space.classes))
     hits = np.stack([np.bincount(labels[row], minlength=len(classes)) for row in right])
@@ -170,17 +173,6 @@ def held_out_images(runs: Sequence[Run | None]) -> tuple[Source, str]:
     if any(other != keys[0] for other in keys):
         raise DataError("the runs held out different images", where=splits[0].name, hint=hint)
     return splits[0].validation, splits[0].validation_is
-
-
-def unique_names(names: Sequence[str]) -> list[str]:
-    return [f"{name} ({i + 1})" if names.count(name) > 1 else name for i, name in enumerate(names)]
-
-
-def predictions_for(evaluation: Evaluation, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The predicted classes of these images, which are all in the evaluation."""
-    outputs = evaluation.outputs
-    rows = np.flatnonzero(np.isin(outputs.indices, indices))
-    return np.concatenate([logits.numpy().argmax(axis=1) for _, logits in outputs.pieces(rows)])
 
 
 def paired_difference(name: str, first: NDArray[np.bool_], other: NDArray[np.bool_]) -> PairedDifference:
@@ -240,10 +232,7 @@ def write_comparison(result: Comparison, folder: Path) -> Path:
         "compare.html",
         title=" and ".join(result.models),
         subtitle=f"compared on {result.count:,} images of {Path(result.data).name}, {result.images_are}",
-        tile_values={
-            name: f"{top1:.2f} % ({low:.1f} to {high:.1f})"
-            for name, top1, (low, high) in zip(result.models, result.top1, result.intervals)
-        },
+        tile_values=dict(zip(result.models, map(with_interval, result.top1, result.intervals))),
         pairs=[describe_pair(pair, result.models[0]) for pair in result.pairs],
         class_titles=["class", ">images", *(f"{name} %" for name in columns)],
         classes=[(name, count, *values) for name, count, values in result.classes],
