@@ -30,6 +30,13 @@ PARTS = {
 TRAINED = ("head.", "head_dist.")  # trained beside the updates
 
 
+def rows_of(part: str, outputs: int) -> slice:
+    """The rows of a layer's weight that belong to a part."""
+    _, position, count = PARTS[part]
+    size = outputs // count
+    return slice(position * size, (position + 1) * size)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
     """The update of one part of a layer."""
@@ -52,22 +59,16 @@ class LoraLinear(nn.Linear):
         lengths = {part: nn.Parameter(u.magnitude) for part, u in updates.items() if u.magnitude is not None}
         self.lora_magnitude = nn.ParameterDict(lengths)
 
-    def rows(self, part: str) -> slice:
-        """The rows of the weight that belong to a part."""
-        _, position, count = PARTS[part]
-        size = self.out_features // count
-        return slice(position * size, (position + 1) * size)
-
     def forward(self, x: Tensor) -> Tensor:  # (..., I) -> (..., O)
         if not self.lora_magnitude:
             y = F.linear(x, self.weight, self.bias)
             for part, scale in self.scales.items():
                 update = F.linear(F.linear(x, self.lora_A[part]), self.lora_B[part])
-                y[..., self.rows(part)].add_(update, alpha=scale)
+                y[..., rows_of(part, self.out_features)].add_(update, alpha=scale)
             return y
         y = F.linear(x, self.weight)
         for part, scale in self.scales.items():
-            rows, a, b = self.rows(part), self.lora_A[part], self.lora_B[part]
+            rows, a, b = rows_of(part, self.out_features), self.lora_A[part], self.lora_B[part]
             with torch.no_grad():  # the norm counts as a constant in the gradient, as in the paper
                 norm = (self.weight[rows] + scale * (b @ a)).norm(dim=1)
             updated = torch.add(y[..., rows], F.linear(F.linear(x, a), b), alpha=scale)
@@ -78,7 +79,7 @@ class LoraLinear(nn.Linear):
         """The weight of a plain layer with the same outputs, from these parameters."""
         weight = tensors["weight"].clone()
         for part, scale in self.scales.items():
-            rows = self.rows(part)
+            rows = rows_of(part, self.out_features)
             updated = weight[rows] + scale * (tensors[f"lora_B.{part}"] @ tensors[f"lora_A.{part}"])
             magnitude = tensors.get(f"lora_magnitude.{part}")
             weight[rows] = (
@@ -104,14 +105,6 @@ def set_updates(model: nn.Module, updates: Mapping[tuple[int, str], Update]) -> 
         setattr(model.get_submodule(owner), attribute, LoraLinear(layer, parts))
 
 
-def has_part(model: nn.Module, block: int, part: str) -> bool:
-    """Whether the model has this block, with this part as a dense layer."""
-    try:
-        return isinstance(model.get_submodule(f"blocks.{block}.{PARTS[part][0]}"), nn.Linear)
-    except AttributeError:
-        return False
-
-
 def add_lora(model: nn.Module, config: LoraConfig, *, seed: int = 0) -> None:
     """Give the dense layers of the blocks low-rank updates, which change no output yet, and freeze all but these.
 
@@ -126,16 +119,15 @@ def add_lora(model: nn.Module, config: LoraConfig, *, seed: int = 0) -> None:
     Raises:
         ConfigError: The model has none of the layers.
     """
-    depth = len(getattr(model, "blocks", ()))
-    missing = [part for part in config.parts if not depth or not has_part(model, 0, part)]
+    depth, modules = len(getattr(model, "blocks", ())), dict(model.named_modules())
+    missing = [part for part in config.parts if not isinstance(modules.get(f"blocks.0.{PARTS[part][0]}"), nn.Linear)]
     if not depth or (missing and "all" not in config.targets) or len(missing) == len(config.parts):
         raise ConfigError(f"lora.targets={list(config.targets)}: this model has no layers {missing or 'of blocks'}")
     generator, updates = torch.Generator().manual_seed(seed), dict[tuple[int, str], Update]()
     for block in range(depth):
         for part in (part for part in config.parts if part not in missing):
-            name, position, count = PARTS[part]
-            weight = model.get_submodule(f"blocks.{block}.{name}").weight.detach()  # type: ignore[operator]
-            weight = weight.chunk(count)[position]
+            weight: Tensor = modules[f"blocks.{block}.{PARTS[part][0]}"].weight.detach()
+            weight = weight[rows_of(part, len(weight))]
             a = torch.empty(config.rank, weight.shape[1])
             nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
             magnitude = weight.norm(dim=1) if config.dora else None

@@ -11,7 +11,8 @@ import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
+from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vitruvian import catalog
 from vitruvian.catalog import find_published, resolve
 from vitruvian.config import ModelConfig, ResNetConfig, ViTConfig
 from vitruvian.cost import multiply_adds, parameters
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.loader import Batch
 from vitruvian.errors import ConfigError, DataError, TrainingError, UnknownNameError, argument
+from vitruvian.files import parse_toml
 from vitruvian.machine import free_megabytes
 from vitruvian.settings import check_range
 from vitruvian.text import format_bytes, format_duration
@@ -65,7 +66,7 @@ def choose_recipe(
     settings: Sequence[str] = (),
 ) -> Recipe:
     """The recipe that `train` uses for these arguments; by default it depends on the data."""
-    if model and not weights and (Path(model).expanduser().exists() or catalog.find_published(model)):
+    if model and not weights and (Path(model).expanduser().exists() or find_published(model)):
         raise TrainingError(
             f"{model} is weights, not an architecture", hint=f"to start from them, give {argument('weights')}"
         )
@@ -413,37 +414,13 @@ NODE = 8  # devices per machine, among which hybrid sharding splits the weights
 IMAGE_BYTES = 110_000  # average file size of an image, about that of ImageNet's JPEGs
 BLOCK_BYTES = 34  # activations of a block per token and unit of width in 16 bits, without the attention matrix
 DAY = 86_400.0
-
-
-# By the manufacturers' data sheets: peak FLOPS, dense, in 16 bits (a multiply-add is two), and bytes of memory.
-ACCELERATORS = {
-    "V100": (125e12, 32e9),
-    "A100": (312e12, 80e9),
-    "A100-40GB": (312e12, 40e9),
-    "H100": (989e12, 80e9),
-    "H200": (989e12, 141e9),
-    "L4": (121e12, 24e9),
-    "TPUv3-core": (61.5e12, 16e9),
-    "TPUv4": (275e12, 32e9),
-}
-
 TPU = "TPUv3-core"
-PAPER_DAYS = {
-    ("paper-jft-h14", "ViT-H/14", 14): 2500,
-    ("paper-jft-l16", "ViT-L/16", 14): 680,
-    ("paper-imagenet21k", "ViT-L/16", 90): 230,
-}
-"""TPUv3-core-days of Table 2, by recipe, model and epochs."""
 
-DATASET_SIZES = {
-    ("paper-jft", "paper-masked"): (303_000_000, 18_291),
-    ("paper-imagenet21k",): (14_197_122, 21_841),
-    ("paper-imagenet", "imagenet", "finetune-paper-imagenet", "finetune-paper-table2"): (1_281_167, 1000),
-    ("finetune-paper-cifar",): (50_000, 100),
-    ("finetune-paper-vtab",): (1000, 100),
-    ("finetune-paper",): (3680, 37),
-}
-"""Images and classes by how the name of a recipe begins; the first match counts."""
+
+@cache
+def cluster_tables() -> dict[str, Any]:
+    """Accelerators, and the data and the cost of the paper's runs."""
+    return parse_toml((files("vitruvian") / "clusters.toml").read_bytes(), "clusters.toml")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -487,16 +464,18 @@ def cluster_plan(
     if match is None or int(match[1]) < 1:
         example = "a number of devices and their name, such as '64 x A100'"
         raise ConfigError(f"{argument('cluster', cluster)} is not {example}")
-    devices, accelerator = int(match[1]), {name.lower(): name for name in ACCELERATORS}.get(match[2].lower())
+    tables = cluster_tables()
+    devices, peaks = int(match[1]), tables["accelerators"]
+    accelerator = {name.lower(): name for name in peaks}.get(match[2].lower())
     if accelerator is None:
-        raise UnknownNameError("accelerator", match[2], ACCELERATORS, see=f"(known: {', '.join(ACCELERATORS)})")
+        raise UnknownNameError("accelerator", match[2], peaks, see=f"(known: {', '.join(peaks)})")
     chosen = choose_recipe(data, recipe, model=model, settings=settings)
     name = Path(str(recipe)).stem if isinstance(recipe, str | Path) else ""
     if data is not None:
         dataset = open_dataset(data)
         images, classes = len(dataset.train), len(dataset.classes)
     else:
-        sizes = [size for prefixes, size in DATASET_SIZES.items() if name.startswith(prefixes)]
+        sizes = [size for prefix, *size in tables["datasets"] if name.startswith(prefix)]
         if not sizes:
             raise ConfigError(f"the size of the dataset for the recipe {name!r} is unknown; give DATA")
         images, classes = sizes[0]
@@ -509,26 +488,28 @@ def cluster_plan(
         activations = config.depth * (config.prefix_tokens + math.prod(config.grid)) * config.width * BLOCK_BYTES
     else:
         activations = multiply_adds(config) // 50
-    paper_days = PAPER_DAYS.get((name, chosen.model, round(chosen.epochs)))
+    run = [name, chosen.model, round(chosen.epochs)]
+    paper_days = next((days for *key, days in tables["paper_days"] if key == run), None)
     return ClusterPlan(
         recipe=chosen,
         config=config,
         devices=devices,
         accelerator=accelerator,
-        seconds=2 * work / (ACCELERATORS[accelerator][0] * UTILIZATION * devices),
+        seconds=2 * work / (peaks[accelerator][0] * UTILIZATION * devices),
         weight_bytes={"ddp": state, "fsdp, hybrid": state // min(NODE, devices), "fsdp, full": state // devices},
         images=images,
         steps=steps,
         run_multiply_adds=work,
         activation_bytes=activations * -(-chosen.batch_size // (devices * chosen.grad_accum_steps)),
         paper_days=paper_days,
-        paper_utilization=2 * work / (paper_days * DAY * ACCELERATORS[TPU][0]) if paper_days else 0.0,
+        paper_utilization=2 * work / (paper_days * DAY * peaks[TPU][0]) if paper_days else 0.0,
     )
 
 
 def cluster_lines(plan: ClusterPlan) -> list[str]:
     """The plan for printing, one line per fact."""
-    (flops, memory), recipe = ACCELERATORS[plan.accelerator], plan.recipe
+    peaks, recipe = cluster_tables()["accelerators"], plan.recipe
+    flops, memory = peaks[plan.accelerator]
     read_bytes = plan.steps * recipe.batch_size * IMAGE_BYTES
     facts = {
         "model": f"{recipe.model}, {multiply_adds(plan.config):.3g} multiply-adds per image",
@@ -549,6 +530,6 @@ def cluster_lines(plan: ClusterPlan) -> list[str]:
     if plan.paper_days is not None:
         facts["the paper"] = (
             f"{plan.paper_days:,} TPUv3-core-days (Table 2), {plan.paper_utilization:.0%} of their peak of "
-            f"{ACCELERATORS[TPU][0] / 1e12:,.4g} TFLOPS each; {recipe.result} (Table 5)"
+            f"{peaks[TPU][0] / 1e12:,.4g} TFLOPS each; {recipe.result} (Table 5)"
         )
     return align_facts(facts)

@@ -48,17 +48,13 @@ TABLES: dict[str, tuple[type[Settings], ...]] = {"architecture": (ViTConfig, Res
 """Settings that are tables of changes, and the settings that they may change."""
 DESCRIPTION = {"name", "about", "command", "time", "result"}  # settings that describe a recipe and have no effect
 LOCAL = {"workers", "device", "compile"}  # settings that may differ between processes
-HARMLESS = LOCAL | {
-    "checkpoint_seconds",
-    "checkpoint_steps",
-    "keep_checkpoints",
-    "async_checkpoint",
-    "parallel",
-    "shard_size",
-}
+CHECKPOINTING = {"checkpoint_seconds", "checkpoint_steps", "keep_checkpoints", "async_checkpoint"}
+HARMLESS = LOCAL | CHECKPOINTING | {"parallel", "shard_size"}
 """Settings that can be changed when resuming: the weights do not depend on them (up to rounding)."""
-
-
+LABEL_SETTINGS = (
+    "loss", "label_smoothing", "class_weights", "teacher", "head_init", "head_bias", "patch_drop", "validation", "final"
+)  # fmt: skip
+"""Settings that cannot be changed with `objective="masked"`."""
 OTHER_CLASSES = "other_classes"  # the data of `eval_fewshot` that `class_range` leaves out
 MaskedTarget = Literal["mean_color", "colors_4x4", "pixels"]
 
@@ -293,22 +289,12 @@ class Recipe(Settings):
             raise ConfigError(f"fold={self.fold} is not one of at least two folds, such as (1, 5)")
         for model, _ in self.model_lrs:
             canonical(model)
-        needs_labels = {
-            "loss": self.loss != "cross_entropy",
-            "label_smoothing": self.label_smoothing > 0,
-            "class_weights": self.class_weights != "none",
-            "teacher": bool(self.teacher),
-            "augment.mixup_alpha and cutmix_alpha": self.augment.mixes,
-            "head_init": self.head_init != "zero",
-            "head_bias": self.head_bias != 0,
-            "lora": self.lora.rank > 0,
-            "patch_drop": self.patch_drop > 0,
-            "validation": self.validation != "auto",
-            "final": self.final != "last",
-        }
-        for name, is_set in needs_labels.items():
-            if is_set and self.objective == "masked":
-                raise ConfigError(f"{name} cannot be set with objective='masked', which uses no labels")
+        defaults = {item.name: item.default for item in fields(self)}
+        needs_labels = [name for name in LABEL_SETTINGS if getattr(self, name) != defaults[name]]
+        needs_labels += ["augment.mixup_alpha and cutmix_alpha"] if self.augment.mixes else []
+        needs_labels += ["lora"] if self.lora.rank else []
+        if needs_labels and self.objective == "masked":
+            raise ConfigError(f"{needs_labels[0]} cannot be set with objective='masked', which uses no labels")
         if self.objective != "masked" and (self.masked_target, self.mask_ratio) != ("mean_color", 0.5):
             raise ConfigError("masked_target and mask_ratio need objective='masked'")
         if self.class_range[0] >= self.class_range[1]:

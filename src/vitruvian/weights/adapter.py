@@ -20,7 +20,7 @@ from vitruvian.config import ViTConfig
 from vitruvian.errors import CheckpointError, ConversionError
 from vitruvian.files import atomic_path, json_bytes, read_object
 from vitruvian.model.build import Model
-from vitruvian.model.lora import PARTS, Update, lora_layers
+from vitruvian.model.lora import Update, lora_layers, rows_of
 from vitruvian.weights.checkpoint_files import check_values, read_file, write_tensors
 from vitruvian.weights.description import Description
 from vitruvian.weights.families.huggingface_vit import HuggingFaceViT
@@ -225,10 +225,8 @@ def part_of(state: Mapping[str, Tensor], module: str) -> dict[str, Tensor]:
 
 
 def update_of(state: Mapping[str, Tensor], part: str, scale: float) -> Update:
-    a, b, magnitude = (state.get(f"lora_{key}.{part}") for key in ("A", "B", "magnitude"))
-    assert a is not None
-    assert b is not None
-    return Update(a=a, b=b, scale=scale, magnitude=magnitude)
+    a, b = state[f"lora_A.{part}"], state[f"lora_B.{part}"]
+    return Update(a=a, b=b, scale=scale, magnitude=state.get(f"lora_magnitude.{part}"))
 
 
 def join_parts(state: Mapping[str, Tensor], scales: Mapping[str, float]) -> Update:
@@ -238,8 +236,7 @@ def join_parts(state: Mapping[str, Tensor], scales: Mapping[str, float]) -> Upda
     b, column = torch.zeros(len(weight), sum(len(update.a) for update in updates.values())), 0
     magnitude = weight.norm(dim=1)
     for part, update in updates.items():
-        _, position, count = PARTS[part]
-        rows = slice(position * len(weight) // count, (position + 1) * len(weight) // count)
+        rows = rows_of(part, len(weight))
         b[rows, column : column + len(update.a)] = update.b * (update.scale / scale)
         column += len(update.a)
         if update.magnitude is not None:
