@@ -307,10 +307,7 @@ def intervals(
         weights = drawn / drawn.sum()
         return calibration_error(bins, weights * confidence, weights * right)
 
-    ends = {
-        "top1": metrics.accuracy_interval(right),
-        "top5": metrics.wilson(round(measures.top5 * measures.count / 100), measures.count),
-        "mean_per_class": metrics.class_mean_interval(measures.class_correct, measures.class_counts),
+    ends = measures.intervals | {
         "top1_among_all_outputs": metrics.accuracy_interval(outputs.rank_among_all < 1),
         "top5_among_all_outputs": metrics.accuracy_interval(outputs.rank_among_all < 5),
         "calibration_error": metrics.bootstrap(error, len(outputs), seed=seed),

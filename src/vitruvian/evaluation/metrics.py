@@ -104,9 +104,9 @@ class Measures:
     @property
     def intervals(self) -> dict[str, Interval]:
         """The confidence interval of each accuracy."""
-        return {name: wilson(getattr(self, name) / 100 * self.count, self.count) for name in ("top1", "top5")} | {
-            "mean_per_class": class_mean_interval(self.class_correct, self.class_counts)
-        }
+        hits = {name: round(getattr(self, name) * self.count / 100) for name in ("top1", "top5")}
+        mean = class_mean_interval(self.class_correct, self.class_counts)
+        return {name: wilson(right, self.count) for name, right in hits.items()} | {"mean_per_class": mean}
 
     @property
     def class_scores(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -87,18 +87,15 @@ class OutOfFold:
                 if isinstance(images, Concat):  # of train and val
                     source, inner = images.part(index)
                     number = images.parts.index(source)
-                write(
-                    [
-                        {
-                            "path": images.key(index),
-                            "split": ("train", "val")[number],
-                            "index": inner,
-                            "label": classes[self.labels[index]],
-                            "prediction": classes[self.prediction[index]],
-                            "probability": round(float(self.probability[index]), 6),
-                            "label_probability": round(float(self.label_probability[index]), 6),
-                            "fold": int(self.folds[index]) + 1,
-                        }
-                    ]
-                )
+                row = {
+                    "path": images.key(index),
+                    "split": ("train", "val")[number],
+                    "index": inner,
+                    "label": classes[self.labels[index]],
+                    "prediction": classes[self.prediction[index]],
+                    "probability": round(float(self.probability[index]), 6),
+                    "label_probability": round(float(self.label_probability[index]), 6),
+                    "fold": int(self.folds[index]) + 1,
+                }
+                write([row])
         return path

@@ -50,7 +50,8 @@ class TargetEvaluation:
         return f"{measures.count:,} images of the split {self.split!r}, {row.title}: {brief(measures.names)}"
 
     def to_json(self) -> dict[str, Any]:
-        outputs = {name: [None if np.isnan(v) else float(v) for v in values] for name, values in self.table.items()}
+        per_output = self.measures.per_output().items()
+        outputs = {name: [None if np.isnan(v) else float(v) for v in values] for name, values in per_output}
         return {
             "data": self.data,
             "model": self.model,
@@ -64,10 +65,6 @@ class TargetEvaluation:
             "unreadable": dict(self.unreadable),
             "notes": list(self.notes),
         }
-
-    @property
-    def table(self) -> dict[str, Any]:
-        return self.measures.per_output()
 
 
 def open_for(data: object, target: Target, labels: tuple[str, ...]) -> Dataset:
