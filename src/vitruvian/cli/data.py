@@ -187,10 +187,8 @@ def datasets(
     With a NAME, also prints what to download and where to put it. Commands that take DATA accept these names.
     """
     root = find_data_root(data_root)
-    exact, similar = (
-        find_task(name) if name else None,
-        [task for key, task in all_tasks().items() if name.lower() in key],
-    )
+    exact = find_task(name) if name else None
+    similar = [task for key, task in all_tasks().items() if name.lower() in key]
     matches = [exact] if exact else similar or [get_task(name)]
     if as_json:
         for task in matches:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from textwrap import indent
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from vitruvian.cli.options import Changes, option, quick_imports
 
@@ -108,6 +108,8 @@ def write_page(
     curve = Line("test digits", [(line["step"], line["top1"]) for line in run.metrics("val")], color=HELD_OUT)
     shown = [(thumbnail(Image.fromarray(digit), caption), caption) for digit, caption in zip(digits, captions)]
     contexts = [image_context(photo, overlays(explainer, photo)) for photo in photos]
+    for values in (values for values in contexts if values["rejected"]):
+        values |= {"overlays": values["overlays"][:1], "predictions": []}  # the image alone, without maps of classes
     page = render(
         "demo.html",
         title="vit demo",
@@ -119,7 +121,7 @@ def write_page(
         chart=Chart(title="Accuracy in %", lines=[curve], x_label="step"),
         digits=[{"image": image, "caption": caption} for image, caption in shown],
         classes=explainer.vit.meta.labels or (),
-        photos=[without_classes(values) if values["rejected"] else values for values in contexts],
+        photos=contexts,
     )
     return write_text(run.folder / PAGE, page)
 
@@ -131,11 +133,6 @@ def in_corner(image: Image.Image) -> Image.Image:
     scene = Image.new("RGB", (400, 400), "gray")
     scene.paste(ImageOps.fit(image, (200, 200)), (200, 200))
     return scene
-
-
-def without_classes(values: dict[str, Any]) -> dict[str, Any]:
-    """The template's values of a rejected image: the image alone, without maps and probabilities of classes."""
-    return values | {"overlays": values["overlays"][:1], "predictions": []}
 
 
 def draw(ink: NDArray[np.uint8]) -> list[str]:

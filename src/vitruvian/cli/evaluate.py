@@ -72,9 +72,8 @@ def evaluate(
 
     labels: Any = {"real": real, "wordnet_ids": wordnet_ids, "mappings": mappings, "template": template}
     run: Any = {"flip": flip, "seed": seed, "batch_size": batch_size, "track": partial(track, label="images")}
-    more: Any = {"by": by or "", "coverage": coverage, "sample": sample}
-    more["unknown"] = unknown
-    more["corruptions"] = split_names(corruptions or "")
+    names = split_names(corruptions or "")
+    more: Any = {"by": by or "", "coverage": coverage, "unknown": unknown, "corruptions": names, "sample": sample}
     evaluation = run_evaluation(data, Encoder(model, **vars(options)), split=split, **labels, **more, **run)
     print(json.dumps(evaluation.to_json()) if as_json else evaluation_table(evaluation))
     for key, reason in evaluation.unreadable[:SHOWN_UNREADABLE]:
@@ -104,22 +103,14 @@ def evaluation_table(evaluation: Evaluation | TargetEvaluation) -> str:
             for name, value in evaluation.numbers.items()
         ]
         return f"{evaluation.summary}\n{table(('', '>value', '95% interval'), cells)}"
+    from vitruvian.evaluation import report
     from vitruvian.evaluation.metrics import LEVEL
-    from vitruvian.evaluation.report import (
-        CORRUPTION_TITLES,
-        NAMES,
-        describe_corruptions,
-        describe_sets,
-        describe_worst,
-        evaluation_summary,
-        interval_numbers,
-    )
 
     rows = []
-    for name, value in interval_numbers(evaluation).items():
+    for name, value in report.interval_numbers(evaluation).items():
         low, high = evaluation.intervals[name]
-        rows.append((NAMES[name], f"{value:.2f}", f"{low:.2f} to {high:.2f}"))
-    lines = [evaluation_summary(evaluation), table(("", ">percent", f"{LEVEL:g}% interval"), rows)]
+        rows.append((report.NAMES[name], f"{value:.2f}", f"{low:.2f} to {high:.2f}"))
+    lines = [report.evaluation_summary(evaluation), table(("", ">percent", f"{LEVEL:g}% interval"), rows)]
     if evaluation.real is not None:
         lines.append(f"ReaL: {evaluation.real_count:,} images have labels")
     if evaluation.space.is_mapped:
@@ -137,7 +128,7 @@ def evaluation_table(evaluation: Evaluation | TargetEvaluation) -> str:
     elif calibration.obstacle:
         lines.append(f"no temperature fitted: {calibration.obstacle}")
     if evaluation.sets is not None:
-        lines.append(describe_sets(evaluation.sets))
+        lines.append(report.describe_sets(evaluation.sets))
     if evaluation.slices:
         shown = evaluation.slices[:SHOWN_SLICES]
         numbers = [
@@ -146,14 +137,14 @@ def evaluation_table(evaluation: Evaluation | TargetEvaluation) -> str:
         lines.append("\n" + table((evaluation.by, ">images", ">top-1 %", f"{LEVEL:g}% interval"), numbers))
         if len(shown) < len(evaluation.slices):
             lines.append(f"the worst {len(shown)} of {len(evaluation.slices):,}; --json has all")
-        lines.append(describe_worst(evaluation))
+        lines.append(report.describe_worst(evaluation))
     if evaluation.rejection is not None:
         found = evaluation.rejection
         cells = [(name, f"{value:.2f}", f"{found.fpr[name]:.2f}") for name, value in found.auroc.items()]
         lines += ["\n" + table(("score", ">AUROC %", ">FPR at 95% TPR"), cells), str(found)]
     if evaluation.corruptions is not None:
-        lines.append("\n" + table(CORRUPTION_TITLES, evaluation.corruptions.rows()))
-        lines.append(describe_corruptions(evaluation.corruptions))
+        lines.append("\n" + table(report.CORRUPTION_TITLES, evaluation.corruptions.rows()))
+        lines.append(report.describe_corruptions(evaluation.corruptions))
     return "\n".join(lines)
 
 

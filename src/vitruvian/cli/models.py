@@ -87,7 +87,8 @@ def models(
         size = f"{facts['parameters'] / 1e6:.1f}M", f"{work / 1e9:.2f}G", str(config.image_size[0])
         license = {0: "-", 1: "".join(facts["licenses"])}.get(len(facts["licenses"]), "several")
         mark = " *" * facts["recommended"]
-        rows.append((name + mark, format_top1(facts["top1"]), *size, facts["speed"], license))
+        top1 = f"{facts['top1']:.1f}" if known else "-"
+        rows.append((name + mark, top1, *size, facts["speed"], license))
         published += facts["published"]
     if as_json:
         return
@@ -101,10 +102,6 @@ def models(
         print("\n" + "\n".join(map(describe_weights, published)))
     elif not pattern:
         print("\n`vit models PATTERN` lists weights by name, for instance `vit models B/16`.")
-
-
-def format_top1(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
 
 
 def describe_weights(row: dict[str, Any]) -> str:
@@ -125,12 +122,8 @@ def list_augreg(terms: str, index: str | None, *, as_json: bool) -> None:
     if as_json:
         print("\n".join(json.dumps(row) for row in rows))
         return
-    print(
-        table(
-            AUGREG_HEADINGS,
-            [(row["weights"], *(format_cell(row[name]) for name in AUGREG_COLUMNS[:6])) for row in rows[:SHOWN]],
-        )
-    )
+    cells = [(row["weights"], *(format_cell(row[name]) for name in AUGREG_COLUMNS[:6])) for row in rows[:SHOWN]]
+    print(table(AUGREG_HEADINGS, cells))
     more = f" The first {SHOWN} of {len(rows):,}; --json prints all." if len(rows) > SHOWN else ""
     print(f"\n`--model` and `--from` accept these names.{more}")
 

@@ -241,10 +241,7 @@ class FeatureModel(nn.Module):
 
 
 def list_models(
-    filter: str | Iterable[str] = "",
-    *,
-    pretrained: bool = False,
-    exclude_filters: str | Iterable[str] = (),
+    filter: str | Iterable[str] = "", *, pretrained: bool = False, exclude_filters: str | Iterable[str] = ()
 ) -> list[str]:
     """The names that `create_model` takes, in alphabetical order.
 

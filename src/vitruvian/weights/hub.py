@@ -426,15 +426,8 @@ AUGREG_INDEX = f"{catalog.AUGREG}/index.csv"
 AUGREG_DATASETS = dict.fromkeys(("imagenet", "imagenet-1k", "imagenet1k"), "i1k")
 AUGREG_DATASETS |= dict.fromkeys(("imagenet21k", "imagenet-21k"), "i21k")
 AUGREG_COLUMNS = (
-    "name",
-    "ds",
-    "final_val",
-    "adapt_ds",
-    "adapt_resolution",
-    "adapt_final_test",
-    "filename",
-    "adapt_filename",
-)
+    "name", "ds", "final_val", "adapt_ds", "adapt_resolution", "adapt_final_test", "filename", "adapt_filename",
+)  # fmt: skip
 
 
 def find_augreg(terms: str, index: str | Path | None = None) -> list[dict[str, Any]]:

@@ -27,14 +27,9 @@ from vitruvian.text import describe_error, printable
 # B texts, N tokens
 
 TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt", "vocab.txt",
     "bpe_simple_vocab_16e6.txt.gz",
-)
+)  # fmt: skip
 """Files of a tokenizer that a folder may contain."""
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 """CLIP's words, each of which byte-pair encoding splits separately."""

@@ -16,14 +16,8 @@ from vitruvian.weights.families.timm_config import TimmConfig
 CONFIG = "open_clip_config.json"
 NUMERICS = Numerics(gelu="erf", norm_eps=1e-5, position_resize="bicubic_antialias")
 UNSUPPORTED = (
-    "attentional_pool",
-    "qk_norm",
-    "scaled_cosine_attn",
-    "scale_heads",
-    "scale_attn_inner",
-    "scale_attn",
-    "scale_fc",
-)
+    "attentional_pool", "qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc",
+)  # fmt: skip
 
 
 def config_section(checkpoint: Checkpoint, *keys: str) -> dict[str, Any]:

@@ -99,6 +99,8 @@ class Table:
     renames: tuple[tuple[str, str], ...] = ()  # patterns of other versions' names, and the names of the rows
     ignored: dict[str, str] = field(default_factory=dict)
     """Arrays that are not needed, by name or prefix (ending in `.` or `/`), and what they are."""
+    needs_config: dict[str, str] = field(default_factory=dict)
+    """Parts of names of architectures whose activation, epsilon and rotations must be stated, and what they are."""
 
     def read(self, tensors: Tensors) -> tuple[Tensors, list[str]]:
         """Convert all `tensors` that a row names to our names and layout; also returns the names of the others."""

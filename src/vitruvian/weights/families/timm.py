@@ -26,27 +26,10 @@ STEM_RULES = [(f"^{re.escape(theirs)}", ours) for names in STEM_NAMES.values() f
 ANCHORS = ("patch_embed.proj.weight", "patch_embed.backbone.2.conv.weight", "embeds.proj.weight")
 """The patch embedding of most models, behind MobileCLIP's stem, and of NaFlexVit."""
 
-ARCHITECTURE_PARTS = {
-    ".q_norm.": "normalized queries and keys",
-    "norm_pre.": "a norm before the blocks (CLIP)",
-    ".attn.norm.": "a norm inside attention",
-    ".mlp.norm.": "a norm inside the MLP",
-    "patch_embed.norm.": "a norm after the patch embedding",
-    "relative_position_bias_table": "relative position biases (BEiT)",
-    "rope_freqs": "rotary positions",
-    "in_proj.": "parallel blocks",
-    ".attns.": "parallel branches",
-    "subtracted": "differential attention",
-    "patch_embed.root.": "a stem with BatchNorm",
-    ".attn.q_proj.": "separate arrays for query, key and value",
-    "embeds.": "the embedding of NaFlexVit",
-}
-"""Parts of names of architectures whose activation, epsilon and rotations must be stated, and what they are."""
-
 
 def check_plain(tensors: Tensors) -> None:
     """Raise for parts that depend on an architecture, for a file that does not state it."""
-    for part, what in ARCHITECTURE_PARTS.items():
+    for part, what in TABLES["timm"].needs_config.items():
         match = next((name for name in tensors if part in name), None)
         if match:
             raise CheckpointError(
