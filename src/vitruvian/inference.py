@@ -249,11 +249,9 @@ class Encoder:
             model = load(model, num_heads=num_heads, image_size=image_size, adapter=adapter)
         else:
             if num_heads is not None or adapter is not None or device.partition(":")[0] != "cpu":
-                name = argument(
-                    "num_heads" if num_heads is not None else "adapter" if adapter is not None else "device"
-                )
+                name = "num_heads" if num_heads is not None else "adapter" if adapter is not None else "device"
                 reason = "an exported graph has a fixed architecture and runs on the CPU"
-                raise ConfigError(f"{name} is for weights; {reason}")
+                raise ConfigError(f"{argument(name)} is for weights; {reason}")
             model = open_graph(graph, engine=engine, image_size=image_size)
             self.engine = "torch"
         if tome_r is not None:

@@ -21,16 +21,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.cache import cache_folder, file_lock, scratch_folder
-from vitruvian.engines.export import (
-    MAX_ONNX_BYTES,
-    EngineForward,
-    Format,
-    Forward,
-    check_outputs,
-    evaluating,
-    export,
-    float_bytes,
-)
+from vitruvian.engines.export import EngineForward, Forward, check_outputs, evaluating, export, fits_onnx
 from vitruvian.engines.runtimes import FEATURES, EngineName, Session, SplitGraph, check_engine, installed, versions
 from vitruvian.errors import ConversionError, FileError, VitruvianError, argument
 from vitruvian.files import digest, file_stamp, read_object, short_hash, write_json
@@ -308,8 +299,7 @@ def graph_files(model: Model, engine: str, size: Size) -> tuple[Path, list[Path]
 
     Both runtimes read ONNX equally fast. If only OpenVINO is installed, its own format is exported.
     """
-    fits = "onnxruntime" in installed() and float_bytes(model) <= MAX_ONNX_BYTES
-    is_onnx = fits or engine == "onnxruntime"
+    is_onnx = engine == "onnxruntime" or ("onnxruntime" in installed() and fits_onnx(model))
     exporters = versions(("torch", "onnxruntime" if is_onnx else "openvino"))
     weights, config = tensors_digest(model.state_dict()), fingerprint(model.config.to_json())
     folder = cache_folder() / "engines" / short_hash([EXPORT_VERSION, weights, config, list(size), exporters])
@@ -326,9 +316,9 @@ def cached_graph(model: Model, engine: str, size: Size) -> Path:
                 if not is_intact(folder / RECORD, files):  # another process may have written it meanwhile
                     remove_graph(folder, files[0])
                     print_status(f"note: exporting the model for {engine}, once ...")
-                    to: Format = "onnx" if len(files) == 1 else "openvino"
-                    path = files[0] if to == "onnx" else files[0].parent
-                    export(model, path, to=to, image_size=size, features=True)
+                    is_onnx = len(files) == 1  # else a folder
+                    path = files[0] if is_onnx else files[0].parent
+                    export(model, path, to="onnx" if is_onnx else "openvino", image_size=size, features=True)
                     write_record(folder / RECORD, files)
                     remove_old_graphs(folder.parent)
         except FileError as error:

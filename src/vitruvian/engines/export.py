@@ -145,7 +145,7 @@ def check_model(model: Model, to: str, *, dynamic_size: bool) -> None:
     if to == "onnx":
         for module in ("onnx", "onnxscript", "onnxruntime"):
             require(module, "onnx")
-        if float_bytes(model) > MAX_ONNX_BYTES:
+        if not fits_onnx(model):
             gibibytes = f"{float_bytes(model) / 2**30:.1f} GiB"
             hint = f"use {argument('to', 'openvino')}"
             raise ConversionError(f"the weights take {gibibytes}, an ONNX file holds at most 2", hint=hint)
@@ -177,6 +177,10 @@ def check_model(model: Model, to: str, *, dynamic_size: bool) -> None:
 
 def float_bytes(model: Model) -> int:
     return sum(value.numel() * 4 for value in model.state_dict().values())
+
+
+def fits_onnx(model: Model) -> bool:
+    return float_bytes(model) <= MAX_ONNX_BYTES
 
 
 @contextmanager

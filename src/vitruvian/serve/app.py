@@ -88,16 +88,8 @@ def create_app(
         """Every error becomes a JSON object with a message and the request's id."""
         return refusal(error).response(request.state.request_id)
 
-    for kind in (
-        Refused,
-        VitruvianError,
-        QueueFull,
-        ShuttingDown,
-        TimedOut,
-        ClientDisconnect,
-        HTTPException,
-        Exception,
-    ):
+    refusals = (Refused, VitruvianError, QueueFull, ShuttingDown, TimedOut, ClientDisconnect, HTTPException)
+    for kind in (*refusals, Exception):
         app.add_exception_handler(kind, handle)
     paths = frozenset(route.path for route in app.routes if isinstance(route, Route))
     access = access or AccessPolicy()

@@ -130,7 +130,7 @@ def connection_class(limits: ServiceLimits, metrics: Metrics) -> type[HttpToolsP
     """
     from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-    from vitruvian.serve.middleware import HEADERS
+    from vitruvian.serve.middleware import HEADERS, Refused
 
     class LimitedConnection(HttpToolsProtocol):
         _timer: asyncio.TimerHandle | None = None
@@ -179,16 +179,10 @@ def connection_class(limits: ServiceLimits, metrics: Metrics) -> type[HttpToolsP
             if self.transport.is_closing():
                 return
             request_id = secrets.token_hex(8)
-            content = json.dumps({"error": message, "request_id": request_id}).encode()
-            headers = {
-                "content-type": "application/json",
-                "content-length": str(len(content)),
-                "connection": "close",
-                **HEADERS,
-                "x-request-id": request_id,
-            }
-            lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-            self.transport.write(STATUS_LINE[status] + lines.encode() + b"\r\n" + content)
+            response = Refused(status, message).response(request_id)
+            response.headers.update({"connection": "close", **HEADERS, "x-request-id": request_id})
+            lines = "".join(f"{name}: {value}\r\n" for name, value in response.headers.items())
+            self.transport.write(STATUS_LINE[status] + lines.encode() + b"\r\n" + response.body)
             self.transport.close()
             client = self.client[0] if self.client else ""
             metrics.log_response("other", {"request_id": request_id, "client": client, "status": status})

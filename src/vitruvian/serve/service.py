@@ -69,9 +69,8 @@ class ServedModel:
         if engine == "auto" and len(installed()) > 1 and self.encoder.device == "cpu":
             self.switch = threading.Thread(target=self._switch_engine, args=(limits.batch_size,), daemon=True)
         self.batcher = Batcher(queue=limits.queue, name=name, on_batch=partial(on_batch, name))
-        parallel, size = PARALLEL_BATCHES, limits.batch_size
-        self.classify: BatchFunction[Tensor, Tensor] = BatchFunction(self._logits, size, parallel)
-        self.embed: BatchFunction[Tensor, Tensor] = BatchFunction(self._features, size, parallel)
+        self.classify = BatchFunction(self._logits, limits.batch_size, PARALLEL_BATCHES)
+        self.embed = BatchFunction(self._features, limits.batch_size, PARALLEL_BATCHES)
         self.call: BatchFunction[Callable[[], Any], Any] = BatchFunction(lambda calls: [call() for call in calls], 1)
         self.accepts_labels = False  # whether the model has a text tower for zero-shot classification
         self.no_labels = "has no text tower"  # why not
@@ -101,9 +100,7 @@ class ServedModel:
         Raises an error if the model cannot compute it; then the model is not ready.
         """
         pixels = self._test_image()
-        run = self.embed.run
-        if isinstance(self.encoder, Classifier):
-            run = self.classify.run
+        run = self._logits if isinstance(self.encoder, Classifier) else self._features
         self.encoder.prepare(torch.stack([pixels] * max_batch))
         self.encoder.prepare(pixels[None])
         for size in range(1, max_batch + 1):
