@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
 from vitruvian.errors import TrainingError
-from vitruvian.files import digest, read_object, sync, write_json
+from vitruvian.files import UNFINISHED, digest, read_object, sync, write_json
 from vitruvian.model.build import Model
 from vitruvian.text import describe_error
 from vitruvian.training.distributed import Processes
@@ -30,8 +30,6 @@ from vitruvian.training.run_folder import find_changed_file, read_sealed, write_
 
 POSITION = "position.json"  # the state of the run that is not a tensor
 DIGESTS = "digests.json"  # digests of the other files
-
-UNFINISHED = ".tmp"
 
 
 class Checkpoints:

@@ -43,13 +43,8 @@ class CrossValidation:
         return self.folder / PREDICTIONS_FILE
 
     def to_json(self) -> dict[str, Any]:
-        runs = [str(run.folder) for run in self.runs]
-        return {
-            "folder": str(self.folder),
-            **self.result.to_json(),
-            "folds": runs,
-            "predictions": str(self.predictions),
-        }
+        files = {"folds": [str(run.folder) for run in self.runs], "predictions": str(self.predictions)}
+        return {"folder": str(self.folder), **self.result.to_json(), **files}
 
 
 def cross_validate(
@@ -100,18 +95,17 @@ def cross_validate(
     with process_group(recipe.device) as processes, ExitStack() as stack:
         folder = Path(processes.on_main(prepare))
         places = [folder / f"fold-{fold}" for fold in range(1, folds + 1)]
+        series = list(zip(places, recipes, [f"fold {fold} of {folds}" for fold in range(1, folds + 1)]))
         processes.on_main(lambda: stack.enter_context(lock_folder(folder)))
         if isinstance(settings, Protocol):
             runs = []
-            for fold, (place, changed) in enumerate(zip(places, recipes), 1):
-                named = partial(_prefixed, report, f"fold {fold} of {folds}, ")
+            for place, changed, title in series:
                 protocol = replace(settings, recipe=changed, seeds=1)
+                named = partial(lambda title, text: report(f"{title}, {text}"), title)
                 sweep = finetune(protocol, place, listeners=listeners, report=named, progress=progress)
                 runs.append(Run(sweep.test[0].folder))
         else:
-            titles = [f"fold {fold} of {folds}" for fold in range(1, folds + 1)]
             followers = (ProgressListener(), *listeners) if progress else listeners
-            series = list(zip(places, recipes, titles))
             train_series(series, ref, processes, listeners=followers, report=report, record=lambda: None)
             runs = [Run(place) for place in places]
         failed = next((run for run in runs if run.state != "done"), None)
@@ -130,10 +124,6 @@ def cross_validate(
             found.write(result.predictions)
             write_json(folder / FOLDS_FILE, now | {"result": result.to_json()})
         return result
-
-
-def _prefixed(report: Callable[[str], None], prefix: str, text: str) -> None:
-    report(prefix + text)
 
 
 def identity(data: DataRef, settings: Recipe | Protocol, folds: int) -> dict[str, Any]:

@@ -118,11 +118,8 @@ class Run:
 
     def seal(self, evaluation: Line, diverged: str = "") -> None:
         """Write result.json, which ends a run: the metrics of its model and the digests of its files."""
-        paths = [
-            self.folder / METRICS_FILE,
-            *sorted(self.folder.glob("model/*")),
-            *sorted(self.folder.glob("adapter/*")),
-        ]
+        folders = (sorted(self.folder.glob(f"{name}/*")) for name in ("model", "adapter"))
+        paths = [self.folder / METRICS_FILE, *itertools.chain(*folders)]
         files = {path.relative_to(self.folder).as_posix(): digest(path) for path in paths}
         content = {"evaluation": evaluation, "files": files} | ({"diverged": diverged} if diverged else {})
         write_sealed(self.folder / RESULT_FILE, content)

@@ -69,13 +69,11 @@ def write_report(
             for example in measures.examples:
                 examples += color_images(example, model.meta.preprocess, model.config.patch_size, held_out)
     elif isinstance(measures, Measures):
-        tiles = measure_tiles(measures)
-        tiles["validation images"] = tiles.pop("images")
-        sections = measure_sections(measures, train.classes, held_out)
+        tiles, sections = measure_tiles(measures), measure_sections(measures, train.classes, held_out)
     elif isinstance(measures, TargetMeasures):
-        tiles = target_tiles(measures)
+        tiles, sections = target_tiles(measures), target_sections(measures, held_out)
+    if "images" in tiles:
         tiles["validation images"] = tiles.pop("images")
-        sections = target_sections(measures, held_out)
     if lines and "seconds" in lines[-1]:
         tiles["training time"] = format_duration(lines[-1]["seconds"])
     findings: list[Finding] = []
@@ -139,12 +137,8 @@ def curves(lines: Sequence[journal.Line]) -> Iterator[Chart]:
             if values:
                 drawn.append(Line(name, sorted(values.items()), color=color))
         if drawn:
-            yield Chart(
-                title=title,
-                lines=drawn,
-                x_label="step",
-                y_from=None if key in ("top1", "map", "label_accuracy", "fewshot") else 0.0,
-            )
+            y_from = None if title.endswith("%") else 0.0
+            yield Chart(title=title, lines=drawn, x_label="step", y_from=y_from)
 
 
 # N patches of P x P pixels, C channels
