@@ -316,11 +316,8 @@ def inception_box(size: Size, area: Span, ratio: Span, rng: np.random.Generator)
 
 def random_resized_box(size: Size, area: Span, ratio: Span, rng: np.random.Generator) -> Box:
     """A crop with uniform area and log-uniform aspect ratio, as in torchvision's RandomResizedCrop."""
-    box = _random_box(size, area, ratio, rng)
-    if box is not None:
-        return box
     shape = min(max(size[1] / size[0], ratio[0]), ratio[1])
-    return center_box(size, (1.0, shape))
+    return _random_box(size, area, ratio, rng) or center_box(size, (1.0, shape))
 
 
 def _random_box(size: Size, area: Span, ratio: Span, rng: np.random.Generator) -> Box | None:

@@ -387,11 +387,7 @@ def hold_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
     counts = np.rint(sizes * share).astype(np.int64).clip(1, np.maximum(sizes - 1, 0))
     if not counts.any():
         raise DataError("no class has two images, so none can be held out for validation", where=source.name)
-    rest, held = _choose(source, counts, seed)
-    return (
-        Subset(source, rest, name=f"{source.name} (without what is held out)"),
-        Subset(source, held, name=f"{source.name} (held out)"),
-    )
+    return _choose(source, counts, seed, "held out")
 
 
 def first_samples(source: Source, count: int, seed: int) -> Subset:
@@ -399,8 +395,7 @@ def first_samples(source: Source, count: int, seed: int) -> Subset:
     if not 0 < count <= len(source):
         raise ConfigError(f"{argument('max_train_samples', count)}: {source.name} has {len(source)} training images")
     sizes = class_sizes(*source.strata())
-    _, chosen = _choose(source, equal_shares(sizes, count), seed)
-    return Subset(source, chosen, name=f"{source.name} (the first {count})")
+    return _choose(source, equal_shares(sizes, count), seed, f"the first {count}")[1]
 
 
 def equal_shares(sizes: IndexArray, count: int) -> IndexArray:
@@ -419,8 +414,8 @@ def equal_shares(sizes: IndexArray, count: int) -> IndexArray:
     return shares
 
 
-def _choose(source: Source, counts: IndexArray, seed: int) -> tuple[Path, Path]:
-    """Files with the indices of the rest and of the chosen samples: `counts` of each class, by the seed."""
+def _choose(source: Source, counts: IndexArray, seed: int, name: str) -> tuple[Subset, Subset]:
+    """The other samples, and the chosen ones, called `name`: `counts` of each class, by the seed."""
     groups, count = source.strata()
     sizes = class_sizes(groups, count)
     folder = scratch_folder()
@@ -432,7 +427,8 @@ def _choose(source: Source, counts: IndexArray, seed: int) -> tuple[Path, Path]:
             mask = position < counts[chunk]
             (start + np.flatnonzero(~mask)).astype("i8").tofile(rest)
             (start + np.flatnonzero(mask)).astype("i8").tofile(chosen)
-    return folder / "rest.i64", folder / "chosen.i64"
+    others = Subset(source, folder / "rest.i64", name=f"{source.name} (without what is {name})")
+    return others, Subset(source, folder / "chosen.i64", name=f"{source.name} ({name})")
 
 
 def class_sizes(labels: NDArray[Any], classes: int) -> IndexArray:

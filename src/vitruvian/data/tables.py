@@ -25,7 +25,6 @@ from vitruvian.targets import AUTO, SEPARATOR, TargetSpec
 from vitruvian.tasks import DATA_VARIABLE, data_root
 from vitruvian.text import natural_key, printable
 
-REQUIRED = ("path", "label")
 OPTIONAL = ("split", "weight")
 SEVERAL = "labels"  # a column with several labels per image
 NO_TARGETS = {"path", "label", SEVERAL, "split", "weight", "group", "id", "width", "height"}

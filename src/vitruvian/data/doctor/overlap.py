@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from vitruvian.data.groups import GROUP_COLUMN, values_by
 from vitruvian.data.sources import DerivedSource, Source
 from vitruvian.errors import DataError
 from vitruvian.progress import Track, no_tracking
+from vitruvian.settings import Record
 from vitruvian.targets import KINDS
 from vitruvian.text import plural, printable
 
@@ -36,7 +36,7 @@ class Match:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Overlap:
+class Overlap(Record):
     """The images of a dataset that are also in others."""
 
     data: str
@@ -44,9 +44,6 @@ class Overlap:
     against: dict[str, int]  # number of images compared with, by dataset
     unreadable: int  # images of all datasets that could not be compared
     matches: tuple[Match, ...]  # one for each image of `data` that occurs in another dataset
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
     def report(self) -> Iterator[str]:
         """The lines of the report."""
