@@ -417,7 +417,7 @@ class Encoder:
             self._forward.prepare(pixels)
 
     def fastest_engine(self, images: int, batch_size: int) -> EngineName:
-        """The engine that `auto` chooses for a job of so many images; measured now if it repays that."""
+        """The engine that `auto` chooses for a job of this many images; measured now if it repays that."""
         shape = (batch_size, self.model.config.in_channels, *self.model.meta.preprocess.image_size)
         return fastest_engine(self.torch_model, torch.zeros(shape), images)
 

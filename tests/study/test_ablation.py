@@ -36,7 +36,7 @@ def small_study(folder, name="data-size", **changes):
 
 def test_the_families_train_alike_and_cost_about_the_same():
     recipes = [read_recipe(name).to_json() for name in FAMILIES]
-    own = {"about", "command", "model", "image_size", "architecture", "augment"}
+    own = {"name", "about", "command", "model", "image_size", "architecture", "augment"}
     assert all({key for key in recipe if recipe[key] != recipes[0][key]} <= own for recipe in recipes)
     costs = [multiply_adds(config_of(read_recipe(name), 10)) for name in FAMILIES]
     assert max(costs) < 1.25 * min(costs)

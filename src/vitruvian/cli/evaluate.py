@@ -226,7 +226,7 @@ def probe(
     Features are computed once and stored in the cache directory ($VITRUVIAN_CACHE); probing again takes seconds.
     """
     if save_to is not None and vectors is not None:
-        raise typer.BadParameter("--save needs DATA and --model: vectors have no model")
+        raise typer.BadParameter("--save needs DATA and --model: vectors come without a model")
     if save_to is not None and save_to.exists():
         raise typer.BadParameter(f"{save_to} exists", param_hint="--save")
     if vectors is None and (data is None or model is None):

@@ -32,7 +32,7 @@ def parse_host(text: str) -> str:
 
 
 MODELS = option("[NAME=]MODEL", "Weights; repeatable [default: a published DeiT III-S].", "--model", "-m")
-ADAPTERS = option("[NAME=]DIR", "A LoRA adapter of --model, served as a model of its own; repeatable.", "--adapter")
+ADAPTERS = option("[NAME=]DIR", "A LoRA adapter of --model, served as another model; repeatable.", "--adapter")
 HOST = option("ADDRESS", "Address to listen on; 0.0.0.0 accepts other machines.", parser=parse_host)
 MAX_SECONDS = option("N", "Time limit for receiving a request, and for its response.", min=0.1)
 ALLOW_HOST = option("NAME", "Host name that clients may use; repeatable.", parser=parse_host)

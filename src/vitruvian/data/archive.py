@@ -26,7 +26,7 @@ def extract_zip(path: Path) -> tuple[Path, list[str]]:
 
 
 def unpack_zip(path: Path) -> tuple[Path, list[str]]:
-    """As `extract_zip`, but always the folder of the whole archive, in which files have the names of their members."""
+    """The folder of the whole archive, in which files have the names of their members; and notes, as `extract_zip`."""
     with parsing(path, DataError, hint="download it again, or unpack it and pass the folder"):
         with zipfile.ZipFile(path) as archive:
             members = check_members(path, archive)

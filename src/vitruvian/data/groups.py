@@ -59,7 +59,7 @@ def group_numbers(source: Source, by: str = "") -> IndexArray | None:
     empty = [index for index, value in enumerate(values) if not value.strip()]
     if empty:
         reason = f"{plural(len(empty), 'image', 'has|have')} no group, such as {printable(source.key(empty[0]))}"
-        raise DataError(reason, where=source.name, hint="give each image a group; one of its own if it belongs to none")
+        raise DataError(reason, where=source.name, hint="give each image a group, a new one if it belongs to none")
     names, groups = np.unique(np.array(values, object), return_inverse=True)
     if len(names) < 2:
         reason = f"all {len(source):,} images are of one group, {short_repr(names[0])}; at least two are needed"

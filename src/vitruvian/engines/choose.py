@@ -226,6 +226,7 @@ class Engine:
         """Choose, open and run the mode for batches like this one, so that the first request does not wait for it."""
         choice = self._choose(pixels)
         self._choices[len(pixels) > 1, *pixels.shape[1:]] = choice
+        self._is_named = True  # the caller reports the mode
         self(pixels)
         return choice.mode
 

@@ -84,7 +84,7 @@ def add_classes(run: str | Path | Run, data: object, out: str | Path | None = No
 
 
 def in_classes(features: FeatureSet, classes: tuple[str, ...]) -> FeatureSet:
-    """The same features, with labels that are positions in another list of classes."""
+    """The features, with labels that are positions in another list of classes."""
     positions = np.array([classes.index(name) for name in features.classes])
     return replace(features, labels=positions[features.labels], classes=classes)
 

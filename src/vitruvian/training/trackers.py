@@ -27,7 +27,7 @@ EMBEDDED = re.compile(r"data:image/(?:png|jpeg|webp);base64,([A-Za-z0-9+/=]+)")
 
 
 class Tracker(Listener):
-    """Sends a run to a tracker. If that fails while the run trains, one line says so and the run goes on."""
+    """Sends a run to a tracker. If that fails while the run trains, one line says so and the run continues."""
 
     package: ClassVar[str]
     pip: ClassVar[str] = ""  # its name on PyPI, if another one

@@ -50,7 +50,7 @@ TRANSFORMERS_NAMES = {
     "fc1": "mlp.fc1",
     "fc2": "mlp.fc2",
 }
-"""The same names in the ViT of transformers 5."""
+"""Names of these layers in the ViT of transformers 5."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
