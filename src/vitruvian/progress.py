@@ -49,11 +49,19 @@ def track(items: Iterable[Item], total: int, label: str, amount: Callable[[Any],
 
 def print_status(text: str) -> None:
     """Print a line to stderr, above a progress bar if there is one; do nothing if stderr is closed."""
-    if _bars is not None:
+    if _status_log is not None:
+        _status_log(text)
+    elif _bars is not None:
         _bars.console.print(text, highlight=False, markup=False, soft_wrap=True)
     elif sys.stderr is not None:  # print() would take None for stdout
         with suppress(OSError, ValueError):
             print(text, file=sys.stderr, flush=True)
+
+
+def log_status(log: Callable[[str], None]) -> None:
+    """From now on, pass the lines of `print_status` to a log instead of printing them, as a service needs."""
+    global _status_log
+    _status_log = log
 
 
 def print_notes(notes: Iterable[str]) -> None:
@@ -201,6 +209,7 @@ def on_terminal() -> bool:
         return False
 
 
+_status_log: Callable[[str], None] | None = None  # where status lines go instead of stderr
 _bars: Bars | None = None  # the bars on the terminal now, one per piece of work, such as a download within a command
 
 

@@ -4,6 +4,7 @@ import io
 import pickle
 import struct
 import tarfile
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,8 +22,8 @@ from vitruvian.data.names import parse_classes
 from vitruvian.data.pixels import plain_pickle, read_idx_labels
 from vitruvian.data.releases import read_matlab
 from vitruvian.data.shards import read_member, read_samples
-from vitruvian.data.tables import csv_rows, parse_row
 from vitruvian.errors import DataError, ImageError
+from vitruvian.targets import KINDS
 
 QUICK = settings(
     max_examples=60,
@@ -157,10 +158,11 @@ def test_a_matlab_file_of_any_bytes(tmp_path_factory, matlab, data):
 def test_a_manifest_of_any_text(tmp_path_factory, text, encoding):
     path = tmp_path_factory.getbasetemp() / "any.csv"
     path.write_bytes(("path,label,split,weight\n" + text).encode(encoding, "replace"))
-    ends_well(lambda: [parse_row(path, *row) for row in csv_rows(path)])
-    path.write_bytes(text.encode(encoding, "replace"))
-    ends_well(lambda: [parse_row(path, *row) for row in csv_rows(path)])
     ends_well(open_dataset, path)
+    path.write_bytes(text.encode(encoding, "replace"))
+    ends_well(open_dataset, path)
+    for target in ("multi", "number:label"):
+        ends_well(partial(open_dataset, path, target=target, accepts=KINDS))
 
 
 @QUICK

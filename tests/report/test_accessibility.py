@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -97,6 +98,7 @@ PAGES = {
         "by": "camera",
         "slices": [("A", 100, percent_bar(90.0), "83 to 95")],
         "worst": "worst: camera A",
+        "rejection": SimpleNamespace(auroc={"energy": 91.0}, fpr={"energy": 30.0}),
         "corruptions": [("fog", 80.0)],
         "corruption_titles": ["corruption", ">top-1"],
         "corrupted": "corrupted images",

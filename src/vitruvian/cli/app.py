@@ -132,7 +132,8 @@ def main() -> None:
         sys.stdout, sys.stderr = (stream and PrintableStream(stream) for stream in streams)
         app(prog_name="vit")
     except SystemExit as end:
-        if choose := sys.modules.get("vitruvian.engines.choose"):
+        choose = sys.modules.get("vitruvian.engines.choose")
+        if choose and not end.code:
             choose.finish_choices()
         if "TORCHELASTIC_RUN_ID" in os.environ:  # under torchrun, exit without closing connections, which may hang
             for stream in (sys.stdout, sys.stderr):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitruvian.cli.options import Batch, Device, Engine, ImageSize, option, quick_imports
 from vitruvian.config import DEFAULT_BATCH_SIZE
-from vitruvian.progress import print_status
 
 if TYPE_CHECKING:
     from vitruvian.model.build import Model
@@ -99,7 +99,7 @@ def serve(
         engine=engine,
         api_key=os.environ.get(KEY_VARIABLE, ""),
         hosts=tuple(allow_host or ()),
-        on_start=lambda url: print_status(f"serving {url}"),
+        on_start=lambda url: print(f"serving {url}", file=sys.stderr, flush=True),
     )
 
 

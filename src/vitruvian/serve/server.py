@@ -16,6 +16,7 @@ from vitruvian.engines.graph import Graph
 from vitruvian.engines.runtimes import EngineName, check_engine
 from vitruvian.errors import ConfigError, argument, require
 from vitruvian.model.build import Model
+from vitruvian.progress import log_status
 from vitruvian.serve.batching import ServiceLimits
 from vitruvian.text import format_bytes
 
@@ -117,6 +118,7 @@ def set_up_logging() -> None:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)
+    log_status(logging.getLogger("vitruvian.serve").info)
 
 
 class HeadersTooLarge(Exception):
