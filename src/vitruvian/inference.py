@@ -87,11 +87,11 @@ class Prediction:
     index: int
     """Index of the class among the model's outputs."""
     predicted: bool | None = None
-    """Of several labels: whether the probability reaches the label's threshold."""
+    """For several labels, whether the probability reaches the threshold of this one."""
     value: float | None = None
-    """Of a number: its value; the probability is then 0."""
+    """For a number, its value; the probability is then 0."""
     interval: tuple[float, float] | None = None
-    """Of a number: an interval that contains the true value with a probability of `targets.COVERAGE`."""
+    """For a number, an interval that contains the true value with a probability of `targets.COVERAGE`."""
 
     @property
     def text(self) -> str:

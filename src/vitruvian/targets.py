@@ -90,7 +90,7 @@ class TargetTable:
         return ",".join("" if np.isnan(value) else f"{value:g}" for value in values.tolist())
 
     def statistics(self, labels: NDArray[np.integer]) -> Floats:
-        """Of each output (3, K): images whose value is known, and the mean and the standard deviation of the values."""
+        """Number of known values, their mean and their standard deviation for each output: (3, K)."""
         import numpy as np
 
         images = np.bincount(labels, minlength=len(self)).astype(np.float64)  # (R,)

@@ -54,7 +54,7 @@ HARMLESS = LOCAL | CHECKPOINTING | {"parallel", "shard_size"}
 LABEL_SETTINGS = (
     "loss", "label_smoothing", "class_weights", "teacher", "head_init", "head_bias", "patch_drop", "validation", "final"
 )  # fmt: skip
-"""Settings that cannot be changed with `objective="masked"`."""
+"""Settings that must keep their defaults with `objective="masked"`."""
 OTHER_CLASSES = "other_classes"  # the data of `eval_fewshot` that `class_range` leaves out
 MaskedTarget = Literal["mean_color", "colors_4x4", "pixels"]
 
