@@ -6,6 +6,7 @@ import base64
 import importlib
 import io
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -26,7 +27,7 @@ MAX_IMAGES = 16  # images of the report that are logged
 EMBEDDED = re.compile(r"data:image/(?:png|jpeg|webp);base64,([A-Za-z0-9+/=]+)")
 
 
-class Tracker(Listener):
+class Tracker(Listener, ABC):
     """Sends a run to a tracker. If that fails while the run trains, one line says so and the run continues."""
 
     package: ClassVar[str]
@@ -40,18 +41,18 @@ class Tracker(Listener):
             hint = f"pip install {self.pip or self.package}"
             raise MissingExtraError(f"this needs the package {self.package!r}: run {hint}") from error
 
-    def begin(self, run: Run, config: dict[str, Any]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def begin(self, run: Run, config: dict[str, Any]) -> None: ...
 
-    def log(self, values: dict[str, float], step: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def log(self, values: dict[str, float], step: int) -> None: ...
 
+    @abstractmethod
     def keep(self, run: Run, images: Sequence[Image.Image]) -> None:
         """Store the report's images and the model of a finished run."""
-        raise NotImplementedError
 
-    def end(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def end(self) -> None: ...
 
     def started(self, *, folder: Path, steps: int, done: int) -> None:
         self.run = Run(folder)
