@@ -20,6 +20,7 @@ from tiny_service import encoded, photo, tiny_vit
 import vitruvian as vt
 from vitruvian.data.preprocess import preprocess_image
 from vitruvian.explain import attention_rollout, gradient_attention
+from vitruvian.explain.overlay import seen_box
 from vitruvian.inference import Classifier
 from vitruvian.serve import service
 from vitruvian.serve.batching import ServiceLimits
@@ -35,6 +36,8 @@ def as_json(content: bytes, name: str = "") -> dict[str, str]:
 
 
 def unpacked(packed: dict) -> np.ndarray:
+    if packed["bits"] == 32:
+        return np.frombuffer(base64.b64decode(packed["data"]), "<f4").reshape(packed["shape"])
     levels = np.frombuffer(base64.b64decode(packed["data"]), "<u2" if packed["bits"] == 16 else "u1")
     values = packed["low"] + (packed["high"] - packed["low"]) * levels.astype(np.float64) / (2 ** packed["bits"] - 1)
     return values.reshape(packed["shape"])
@@ -233,6 +236,48 @@ def test_inside_a_model_every_part_is_what_the_model_computes(client, model):
     assert layers["classes"][layers["best"][-1]]["index"] == int(final.argmax())
     shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(found["input"]))))
     np.testing.assert_allclose(shown, ((pixels * 0.5 + 0.5) * 255).permute(1, 2, 0).numpy(), atol=0.51)
+
+
+@pytest.mark.parametrize("settings", [{}, {"cls_token": False, "pool": "mean"}, {"reg_tokens": 4}, {"pre_norm": True}])
+def test_the_steps_through_a_model_are_its_intermediates(client_of, settings):
+    model = tiny_vit(3, **settings)
+    client = client_of({"tiny": model})
+    pixels = preprocess_image(photo(6), model.meta.preprocess)[None]
+    names = ["embedded", "block_0/attention", "block_0", "block_1/attention", "block_1", "pooled", "logits"]
+    with torch.no_grad():
+        expected = model.forward_intermediates(pixels, names)
+    T = model.config.prefix_tokens
+    for token in (0, T + 5):
+        fields = {"parts": "trace,heads,layers", "token": str(token)}
+        found = client.post("/inspect", files=[file(photo(6))], data=fields).json()
+        trace = {name: unpacked(value) for name, value in found["trace"].items()}
+        for row, name in enumerate(("embedded", "block_0", "block_1")):
+            np.testing.assert_allclose(trace["vectors"][row], expected[name][0, token].numpy(), atol=1e-5)
+        np.testing.assert_allclose(trace["pooled"], expected["pooled"][0].numpy(), atol=1e-5)
+        assert ("patch" in trace) == (token >= T)
+    with torch.no_grad():
+        total = torch.from_numpy(trace["patch"] + trace["position"])
+        np.testing.assert_allclose(model.embed.norm(total), expected["embedded"][0, token].numpy(), atol=1e-5)
+    heads, received = unpacked(found["heads"]), unpacked(found["received"])
+    for layer in range(2):
+        attention = expected[f"block_{layer}/attention"][0]
+        rows = attention[:, 0] if model.config.pool == "token" else attention.mean(dim=1)
+        np.testing.assert_allclose(heads[layer], rows[:, T:].numpy(), atol=1e-4)
+        np.testing.assert_allclose(received[layer], attention.mean(dim=(0, 1))[T:].numpy(), atol=1e-4)
+    order = [each["index"] for each in found["layers"]["classes"]]
+    np.testing.assert_allclose(found["layers"]["logits"][-1], expected["logits"][0, order].numpy(), atol=1e-5)
+    refused = client.post("/inspect", files=[file(photo(6))], data={"parts": "trace", "token": "99"})
+    assert refused.status_code == 422
+    assert f"tokens are numbered from 0 to {T + 15}" in refused.text
+
+
+def test_maps_are_scored_by_deletion_and_the_input_has_its_frame(client, model):
+    found = client.post("/inspect", files=[file(photo(6))], data={"parts": "scores", "target": "2"}).json()
+    assert set(found["scores"]) == {"class", "rollout", "attention", "random"}
+    assert all(0 < score < 1 for score in found["scores"].values())
+    found = client.post("/inspect", files=[file(photo(6, size=(60, 40)))], data={"parts": "input"}).json()
+    assert found["size"] == [40, 60]
+    assert found["crop"] == pytest.approx(seen_box((40, 60), model.meta.preprocess))
 
 
 def test_erased_patches_change_the_answer_and_all_of_them_leave_the_mean_color(client, model):

@@ -12,8 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.errors import ConfigError
-from vitruvian.explain.attention import attention_rollout, gradient_attention, require_vit
-from vitruvian.explain.deletion import cover_patches
+from vitruvian.explain.attention import attention_map, attention_rollout, gradient_attention, require_vit
+from vitruvian.explain.deletion import cover_patches, deletion_curves
 from vitruvian.explain.reconstruct import to_image, unnormalize
 from vitruvian.inference import Classifier, Encoder, probabilities_of
 from vitruvian.model.cores import eval_mode
@@ -21,24 +21,32 @@ from vitruvian.model.vit import ViT
 
 # L layers, H heads, N tokens (T before the patches), P patches, K classes
 
-Part = Literal["input", "layers", "rollout", "gradient", "attention", "similarity"]
+Part = Literal["input", "layers", "rollout", "gradient", "attention", "similarity", "heads", "trace", "scores"]
 PARTS: tuple[Part, ...] = get_args(Part)
-NEED_HEAD = frozenset({"layers", "gradient"})
+NEED_HEAD = frozenset({"layers", "gradient", "scores"})
 MAX_16_BIT_SIZE = 4_000_000  # larger arrays are sent with 8 bits per number
 MAX_SIZE = 32_000_000  # maximum size of an array that is sent
+SCORE_STEPS = 5  # of deletion, fewer than in `vit explain`: the page computes them for every image
 TOP_CLASSES = 5  # final predictions to follow through the layers, in addition to the best class of each layer
 
 Json = dict[str, Any]
 
 
 def inspect_image(
-    encoder: Encoder, pixels: Tensor, parts: Sequence[Part], *, layer: int = -1, target: int | None = None
+    encoder: Encoder,
+    pixels: Tensor,
+    parts: Sequence[Part],
+    *,
+    layer: int = -1,
+    target: int | None = None,
+    token: int = 0,
 ) -> Json:
     """Intermediate results for normalized pixels (channels, rows, columns), by name.
 
     Args:
         layer: Layer of `attention` and `similarity`; negative values count from the end.
-        target: Class index of `gradient`; by default the top prediction.
+        target: Class index of `gradient` and `scores`; by default the top prediction.
+        token: Token of `trace`, counted from the first token before the patches.
     """
     vit = require_vit(encoder.model)
     for part in parts:
@@ -60,6 +68,13 @@ def inspect_image(
         result["attention"] = pack_array(attention_weights(vit, batch, layer))
     if "similarity" in parts:
         result["similarity"] = pack_array(patch_similarity(vit, batch, layer), low=-1.0)
+    if "heads" in parts:
+        result["heads"], result["received"] = map(pack_array, head_maps(vit, batch))
+    if "trace" in parts:
+        result["trace"] = {name: pack_floats(value) for name, value in token_trace(vit, batch, token).items()}
+    if "scores" in parts:
+        assert isinstance(encoder, Classifier)
+        result["scores"] = map_scores(encoder, vit, pixels, target)
     return result
 
 
@@ -91,12 +106,65 @@ def patch_similarity(vit: ViT, batch: Tensor, layer: int) -> Tensor:
     return unit @ unit.T
 
 
+def head_maps(vit: ViT, batch: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention of all layers, in brief.
+
+    Returns:
+        What the class token, or without one the mean patch, attends to with each head (L, H, P); and what each patch
+        receives on average over heads and tokens (L, P), which shows attention sinks.
+    """
+    T, rows, received = vit.config.prefix_tokens, [], []
+    reads_token = vit.config.pool in ("token", "token_mean")
+    with eval_mode(vit), torch.no_grad():
+        for _, weights in vit.attention_maps(batch):
+            shares = weights[0, :, :, T:]  # (H, N, P)
+            rows.append(shares[:, 0] if reads_token else shares[:, T:].mean(dim=1))
+            received.append(shares.mean(dim=(0, 1)))
+    return torch.stack(rows), torch.stack(received)
+
+
+def token_trace(vit: ViT, batch: Tensor, token: int) -> dict[str, Tensor]:
+    """The vector of one token through the model.
+
+    Returns:
+        `vectors` (L + 1, D) after the embedding and after every block; `pooled`, the vector of the image; for a patch
+        also its vector without `position`, as `patch`, and `position` if one is added.
+    """
+    vectors, T, grid = [], vit.config.prefix_tokens, vit.grid_of(batch)
+    if token >= T + grid[0] * grid[1]:
+        raise ConfigError(f"the tokens are numbered from 0 to {T + grid[0] * grid[1] - 1}", where="token")
+    result: dict[str, Tensor] = {}
+    with eval_mode(vit), torch.no_grad():
+        for name, value in vit.iter_intermediates(batch):
+            if name == "embedded" or name.startswith("block_"):
+                vectors.append(value[0, token])
+            elif name == "pooled":
+                result[name] = value[0]
+        if token >= T:
+            result["patch"] = vit.embed.patches(batch)[0, token - T]
+            positions = vit.embed.grid_positions(grid)
+            if positions is not None:
+                result["position"] = positions.flatten(0, 1)[token - T]
+    return {"vectors": torch.stack(vectors), **result}
+
+
+def map_scores(classifier: Classifier, vit: ViT, pixels: Tensor, target: int | None) -> dict[str, float]:
+    """Deletion scores of the maps, and of random orders; the smaller, the better."""
+    batch = pixels[None].to(classifier.device)
+    index = int(classifier.logits(batch).argmax()) if target is None else target
+    maps = {"class": gradient_attention(vit, batch, [index])[0], "attention": attention_map(vit, batch)[0]}
+    if vit.config.attention != "differential":
+        maps["rollout"] = attention_rollout(vit, batch)[0]
+    curves = deletion_curves(classifier, pixels, maps, index, steps=SCORE_STEPS)
+    return {name: round(curve.area, 4) for name, curve in curves.items()}
+
+
 def layer_predictions(classifier: Classifier, vit: ViT, batch: Tensor) -> Json:
     """Probabilities if the head reads the tokens after the embedding and after every layer.
 
     Returns:
-        `classes`, the model's top predictions and the best class of each layer; `probabilities` with a row per layer;
-        `best`, the index into `classes` of each layer's best class.
+        `classes`, the model's top predictions and the best class of each layer; `logits` and `probabilities` with a row
+        per layer; `best`, the index into `classes` of each layer's best class.
     """
     rows = []
     with eval_mode(vit), torch.no_grad():
@@ -104,12 +172,14 @@ def layer_predictions(classifier: Classifier, vit: ViT, batch: Tensor) -> Json:
             if name == "embedded" or name.startswith("block_"):
                 normalized = tokens if vit.config.norm_after_pool else vit.norm(tokens)
                 rows.append(vit.forward_head(normalized)[0].float().cpu())
-    probabilities = probabilities_of(vit, torch.stack(rows))  # (L + 1, K)
+    logits = torch.stack(rows)
+    probabilities = probabilities_of(vit, logits)  # (L + 1, K)
     top = probabilities[-1].argsort(descending=True, stable=True)[:TOP_CLASSES].tolist()
     best = probabilities.argmax(dim=-1).tolist()
     classes = list(dict.fromkeys([*top, *best]))
     return {
         "classes": [{"label": classifier.labels[index], "index": index} for index in classes],
+        "logits": logits[:, classes].tolist(),
         "probabilities": [[round(value, 6) for value in row] for row in probabilities[:, classes].tolist()],
         "best": [classes.index(index) for index in best],
     }
@@ -130,3 +200,9 @@ def pack_array(values: Tensor, low: float = 0.0) -> Json:
     levels = np.rint((array - low).clip(0) / (high - low) * (2**bits - 1)).astype("<u2" if bits == 16 else "u1")
     data = base64.b64encode(levels.tobytes()).decode("ascii")
     return {"shape": list(array.shape), "bits": bits, "low": low, "high": high, "data": data}
+
+
+def pack_floats(values: Tensor) -> Json:
+    """An array as little-endian 32-bit floats in base64."""
+    array = values.detach().float().cpu().numpy().astype("<f4")
+    return {"shape": list(array.shape), "bits": 32, "data": base64.b64encode(array.tobytes()).decode("ascii")}

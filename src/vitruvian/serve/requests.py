@@ -84,8 +84,9 @@ class InspectOptions(Options):
     parts: Annotated[list[Part], CommaList, Field(min_length=1, max_length=len(PARTS), description="Parts to return.")]
     layer: Annotated[int, LAYER] = -1
     target: Annotated[
-        int | None, Field(ge=0, lt=2**31, description="Class index for `gradient`; by default the top prediction.")
+        int | None, Field(ge=0, lt=2**31, description="Class index for maps; by default the top prediction.")
     ] = None
+    token: Annotated[int, Field(ge=0, lt=2 * MAX_PATCHES, description="Token of `trace`.")] = 0
     erased: ErasedPatches = []
 
 

@@ -250,14 +250,16 @@ class Service:
     async def inspect(self, served: ServedModel, images: Sequence[bytes], options: InspectOptions) -> list[Json]:
         """Intermediate results for one image."""
         with served.batcher.reserve(1) as reservation:
-            (pixels,) = await self._pixels(reservation, served, images, options.erased)
-            if not isinstance(pixels, Tensor):
-                raise pixels
-            parts, layer, target = options.parts, options.layer, options.target
-            compute = partial(inspect_image, served.encoder, pixels, parts, layer=layer, target=target)
-            if parts == ["input"]:  # does not need the model
-                return [compute()]
-            return [await self._call(reservation, served, compute)]
+            (upload,) = await self._decode(reservation, served, images)
+            if not isinstance(upload, Upload):
+                raise upload
+            pixels = erase_patches(torch.from_numpy(upload.pixels), options.erased, served.encoder)
+            choices = options.model_dump(include={"parts", "layer", "target", "token"})
+            compute = partial(inspect_image, served.encoder, pixels, **choices)
+            if options.parts != ["input"]:
+                return [await self._call(reservation, served, compute)]
+            frame = {"size": upload.size, "crop": seen_box(upload.size, served.model.meta.preprocess)}
+            return [{**compute(), **frame}]  # does not need the model
 
     async def explain(self, served: ServedModel, images: Sequence[bytes], options: ExplainOptions) -> list[Json]:
         """Maps of one image with their overlays."""
