@@ -103,6 +103,15 @@ def test_options_may_be_query_parameters_and_lists_may_be_repeated(client):
         assert client.post("/predict", **request).json() == wanted
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready", "/models", "/metrics", "/docs", "/page/main.js"])
+def test_unknown_query_parameters_of_get_are_refused_by_name(client, path):
+    for request in (client.get, client.head):
+        assert request(path, params={"foo": 1, "a'b": 2}).status_code == 422
+    response = client.get(path, params={"foo": 1, "a'b": 2})
+    assert response.json()["error"] == "unknown query parameter 'foo', \"a'b\": this path has none"
+    assert client.get("/", params={"from": "mail"}).status_code == 200
+
+
 def test_head_has_the_headers_of_get(client):
     for path in ("/", "/health", "/page/main.js", "/models"):
         found, wanted = client.head(path), client.get(path)
@@ -398,14 +407,14 @@ def test_an_image_that_takes_too_long_to_decode_is_given_up(client_of, model, mo
 
 def test_images_that_take_long_to_decode_delay_no_others(client_of, model, monkeypatch):
     """They wait for a process of their own, outside of the queue."""
-    gate, started, load_apart = threading.Event(), threading.Event(), service.load_apart
+    gate, started, load = threading.Event(), threading.Event(), service.DecodingProcess.load
 
-    def gated(*arguments):
+    def gated(process):
         started.set()
         assert gate.wait(60)
-        return load_apart(*arguments)
+        return load(process)
 
-    monkeypatch.setattr(service, "load_apart", gated)
+    monkeypatch.setattr(service.DecodingProcess, "load", gated)
     client = client_of({"tiny": model}, limits=ServiceLimits(queue=8))
     costly, small = encoded(Image.new("L", (2100, 2000))), photo()
     with ThreadPoolExecutor(1) as pool:

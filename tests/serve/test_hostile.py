@@ -6,8 +6,10 @@ import base64
 import http.client
 import json
 import os
+import re
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -225,3 +227,24 @@ def test_attacks_leave_no_memory_and_no_secret(service):
     log = "\n".join(service.lines)
     assert KEY not in log
     assert all("request_id" in json.loads(line) for line in service.lines if not line.startswith("serving "))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize("side", [3900, 6300])  # decoded in the service, and in a process of its own
+def test_a_flood_of_requests_with_cut_images_is_bounded_in_memory(tmp_path, side):
+    def peak_megabytes() -> float:
+        status = Path(f"/proc/{running.process.pid}/status").read_text()
+        return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1e3
+
+    vt.save(tiny_vit(), tmp_path / "tiny")
+    running = Process("--model", tmp_path / "tiny", "--max-seconds", "3", "--engine", "torch")
+    flood = {"files": [("image", ("a.jpg", encoded(Image.new("RGB", (side, side)), "JPEG")[:5000]))] * 32}
+    try:
+        running.client.post("/predict", files=[("image", ("a.png", photo(1)))])
+        before = peak_megabytes()
+        with ThreadPoolExecutor(10) as pool:
+            statuses = set(pool.map(lambda _: running.client.post("/predict", **flood).status_code, range(10)))
+        assert statuses <= {422, 429, 503}
+        assert peak_megabytes() < before + 300, "ten requests of 32 images are far more than 10 GB"
+    finally:
+        running.close()

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -125,6 +126,37 @@ def test_clients_that_leave_are_forgotten(service):
             break
         time.sleep(0.05)
     assert service.client.post("/predict", **upload(photo(1))).status_code == 200
+
+
+def children(process: int) -> list[tuple[int, int]]:
+    """The processes that a process has started: id and niceness."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            state, parent, *rest = file.read_text().rpartition(") ")[2].split()
+            if int(parent) == process and state != "Z":
+                found.append((int(file.parent.name), int(rest[14])))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are read from /proc")
+def test_decoding_of_a_large_image_yields_to_the_model_and_ends_when_its_client_leaves(weights):
+    running = Process("--model", f"tiny={weights}", "--engine", "torch")
+    address = running.url.removeprefix("http://").split(":")
+    body = b'--B\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
+    body += photo(1, size=(6000, 6000)) + b"\r\n--B--\r\n"
+    head = "POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=B\r\n"
+    try:
+        with socket.create_connection((address[0], int(address[1])), timeout=30) as connection:
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            found = next(found for _ in patience(30) if (found := children(running.process.pid)))
+            os.kill(found[0][0], signal.SIGSTOP)  # it never ends by itself, on a machine of any speed
+            normal = os.getpriority(os.PRIO_PROCESS, running.process.pid)
+            assert any(niceness > normal for _ in patience(5) for _, niceness in children(running.process.pid))
+            assert running.client.post("/predict", **upload(photo(1))).status_code == 200
+        assert any(not children(running.process.pid) for _ in patience(20))
+    finally:
+        running.close()
 
 
 def test_bodies_that_arrive_at_the_same_time_are_bounded(service):

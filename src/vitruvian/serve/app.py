@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any, TypeVar
 
 import numpy as np
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from PIL import Image
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -78,6 +78,7 @@ def create_app(
         description="Image recognition with Vision Transformers.",
         docs_url=None,
         redoc_url=None,
+        dependencies=[Depends(refuse_query)],
         lifespan=lifespan,
     )
     add_status_routes(app, service, metrics)
@@ -97,6 +98,12 @@ def create_app(
     return RequestMiddleware(app, limits=limits, access=access, metrics=metrics, paths=paths), service
 
 
+def refuse_query(request: Request) -> None:
+    """Refuse query parameters of GET, which no route has; the page may be opened with any."""
+    if request.method == "GET" and request.url.path != "/" and request.query_params:
+        raise Refused(422, f"unknown query parameter {', '.join(map(repr, request.query_params))}: this path has none")
+
+
 def describe_access(app: FastAPI, access: AccessPolicy) -> None:
     """Add the API key, if there is one, to the OpenAPI schema."""
     if not access.api_key:
@@ -110,22 +117,24 @@ def describe_access(app: FastAPI, access: AccessPolicy) -> None:
 
 
 def add_status_routes(app: FastAPI, service: Service, metrics: Metrics) -> None:
-    @app.get("/health", summary="Whether the process is alive.")
+    invalid: dict[int | str, dict[str, Any]] = {422: ERRORS[422]}
+
+    @app.get("/health", summary="Whether the process is alive.", responses=invalid)
     async def health() -> dict[str, str]:
         return {"status": "ok", "version": __version__}
 
-    @app.get("/ready", summary="Whether every model has computed a test image.", responses={503: {}})
+    @app.get("/ready", summary="Whether every model has computed a test image.", responses={503: {}, **invalid})
     async def ready() -> JSONResponse:
         waiting = [name for name, served in service.models.items() if not served.warm.done()]
         failed = [name for name, served in service.models.items() if served.warm.done() and not served.is_ready]
         state = {"ready": not waiting and not failed, "warming_up": waiting, **({"failed": failed} if failed else {})}
         return JSONResponse(state, 200 if state["ready"] else 503)
 
-    @app.get("/models", summary="The models by name; the first is the default.")
+    @app.get("/models", summary="The models by name; the first is the default.", responses=invalid)
     async def models() -> dict[str, list[dict[str, Any]]]:
         return {"models": [served.facts() for served in service.models.values()]}
 
-    @app.get("/metrics", summary="Metrics in Prometheus' text format.", response_class=Response)
+    @app.get("/metrics", summary="Metrics in Prometheus' text format.", response_class=Response, responses=invalid)
     async def prometheus() -> Response:
         accepted = {name: served.batcher.accepted for name, served in service.models.items()}
         return Response(metrics.text(accepted), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -23,6 +23,7 @@ from vitruvian.machine import trim_memory
 from vitruvian.settings import Size
 
 MAX_BYTES = 2**32  # of memory of the other process
+NICENESS = 10  # of the other process, relative to this one: the model comes first
 LARGE_PIXELS = 4_000_000  # after decoding a larger image, freed memory is returned; the C library would keep it
 CHEAP = 4 * LARGE_PIXELS  # in pixels of an ordinary JPEG; images that cost more are decoded in the other process
 
@@ -53,23 +54,42 @@ def load_upload(data: bytes, preprocess: Preprocess, max_pixels: int, preview: b
             trim_memory()
 
 
-def load_apart(seconds: float, *arguments: object) -> Upload:
-    """`load_upload` in a process of low priority that is killed after some seconds."""
-    command = [sys.executable, "-P", "-c", "from vitruvian.serve.decoding import main; main()"]
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # each of its threads would reserve memory
-    try:
-        done = subprocess.run(
-            command, input=pickle.dumps(arguments), capture_output=True, check=False, timeout=seconds, env=environment
-        )
-    except subprocess.TimeoutExpired:
-        raise ImageError(f"decoding takes more than {seconds:g} s") from None
-    if done.returncode:
-        raise ImageError("decoding takes too much time or memory, or crashes the decoder")
-    result = pickle.loads(done.stdout)
-    if isinstance(result, VitruvianError):
-        raise result
-    assert isinstance(result, Upload)
-    return result
+class DecodingProcess:
+    """`load_upload` in a process of low priority, which another thread may kill."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.arguments = arguments
+        self.process: subprocess.Popen[bytes] | None = None
+        self.is_killed = False
+
+    def load(self) -> Upload:
+        """Start the process and wait for its result; raises ImageError."""
+        command = [sys.executable, "-P", "-c", "from vitruvian.serve.decoding import main; main()"]
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # each of its threads would reserve memory
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment) as process:
+            self.process = process
+            if self.is_killed:
+                process.kill()
+            if sys.platform != "win32":
+                os.setpriority(os.PRIO_PROCESS, process.pid, min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS))
+            assert process.stdin is not None and process.stdout is not None
+            with suppress(BrokenPipeError), process.stdin as stdin:
+                pickle.dump(self.arguments, stdin, 5)  # in one write; `communicate` would take the GIL for every 4 KB
+            output = process.stdout.read()
+        if process.returncode:
+            raise ImageError("decoding takes too much time or memory, or crashes the decoder")
+        result = pickle.loads(output)
+        if isinstance(result, VitruvianError):
+            raise result
+        assert isinstance(result, Upload)
+        return result
+
+    def kill(self) -> None:
+        """End the process, or keep it from starting to decode."""
+        self.is_killed = True
+        if self.process is not None:
+            self.process.kill()
 
 
 def main() -> None:
@@ -77,7 +97,6 @@ def main() -> None:
     with suppress(ImportError):  # Windows
         import resource
 
-        os.nice(10)
         resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     data, preprocess, max_pixels, preview = pickle.load(sys.stdin.buffer)
     try:

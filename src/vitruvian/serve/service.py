@@ -28,7 +28,7 @@ from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_shapes
 from vitruvian.model.vit import ViT
 from vitruvian.serve.batching import MAX_RETRY_SECONDS, Batcher, BatchFunction, QueueFull, Reservation, ServiceLimits
-from vitruvian.serve.decoding import Upload, load_apart, load_upload
+from vitruvian.serve.decoding import DecodingProcess, Upload, load_upload
 from vitruvian.serve.inspection import Json, erase_patches, inspect_image, png_base64
 from vitruvian.serve.requests import ExplainOptions, InspectOptions, Options, PredictOptions
 from vitruvian.text import printable
@@ -342,8 +342,11 @@ class Service:
             self._costly += len(costly)
             try:
                 for index in costly:
-                    call = self._apart.submit(load_apart, self.limits.max_seconds, images[index], *settings)
-                    (results[index],) = await self._wait([call])
+                    apart = DecodingProcess(images[index], *settings)
+                    try:
+                        (results[index],) = await self._wait([self._apart.submit(apart.load)])
+                    finally:
+                        apart.kill()  # its client may have gone
             finally:
                 self._costly -= len(costly)
             reservation.extend(len(costly))
