@@ -73,7 +73,8 @@ class DecodingProcess:
                 process.kill()
             if sys.platform != "win32":
                 os.setpriority(os.PRIO_PROCESS, process.pid, min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS))
-            assert process.stdin is not None and process.stdout is not None
+            assert process.stdin is not None
+            assert process.stdout is not None
             with suppress(BrokenPipeError), process.stdin as stdin:
                 pickle.dump(self.arguments, stdin, 5)  # in one write; `communicate` would take the GIL for every 4 KB
             output = process.stdout.read()
