@@ -28,6 +28,8 @@ ScoreFunction = Literal["softmax", "sigmoid", "identity"]
 ThresholdOn = Literal["probability", "energy"]
 """The score that is compared with the rejection threshold: the largest probability, or logsumexp(logits)."""
 Interpolation = Literal["nearest", "bilinear", "bicubic", "area", "lanczos"]
+Precision = Literal["float32", "bf16", "fp16", "auto"]
+"""The dtype that inference computes in (autocast); weights and outputs stay float32."""
 
 
 NumClasses = Annotated[int, Range(0, 1_000_000)]
@@ -54,6 +56,19 @@ class Numerics(Settings):
     """Resize to the smallest square around the grid and crop, so that rows and columns have equal steps (NaFlex)."""
 
 
+ENGINES: dict[str, dict[str, str]] = {
+    "torch": dict.fromkeys(("bf16", "fp16", "compile", "bf16+compile", "fp16+compile"), ""),
+    "onnxruntime": {
+        "cuda": "CUDAExecutionProvider",
+        "tensorrt": "TensorrtExecutionProvider",
+        "coreml": "CoreMLExecutionProvider",
+        "directml": "DmlExecutionProvider",
+    },
+    "openvino": {"gpu": "GPU", "npu": "NPU"},
+    "auto": {},
+}
+"""Engines and their variants, spelled `torch:bf16` or `onnxruntime:cuda`; a runtime's own names of its devices."""
+ENGINE_NAMES = [f"{engine}:{name}" if name else engine for engine, names in ENGINES.items() for name in ("", *names)]
 GOOGLE_NUMERICS = Numerics(gelu="tanh", norm_eps=1e-6, position_resize="zoom")
 TIMM_NUMERICS = Numerics(gelu="erf", norm_eps=1e-6, position_resize="bicubic_antialias")
 TORCHVISION_NUMERICS = Numerics(gelu="erf", norm_eps=1e-6, position_resize="bicubic_aligned")

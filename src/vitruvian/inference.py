@@ -9,13 +9,14 @@ be read.
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
 from operator import length_hint
 from pathlib import Path
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.catalog import title_of
-from vitruvian.config import DEFAULT_BATCH_SIZE, CascadeConfig, GraphConfig, Preprocess
+from vitruvian.config import DEFAULT_BATCH_SIZE, CascadeConfig, GraphConfig, Precision, Preprocess
 from vitruvian.data.decode import ImageInput, RawImage, Unreadable, name_of, reason
 from vitruvian.data.preprocess import preprocess_image
 from vitruvian.data.sources import Source
@@ -33,10 +34,11 @@ from vitruvian.data.workers import in_order, in_threads
 from vitruvian.engines.choose import Engine, fastest_engine
 from vitruvian.engines.graph import LOGITS_ONLY, Graph, ImageModel, find_graph, open_graph
 from vitruvian.engines.runtimes import FEATURES, EngineName, check_engine
+from vitruvian.engines.torch_variant import TorchVariant, torch_engine
 from vitruvian.errors import ConfigError, DataError, ImageError, argument
 from vitruvian.machine import announce_device, choose_device, device_of
 from vitruvian.model.build import Model
-from vitruvian.model.cores import map_over_cores, map_over_shapes
+from vitruvian.model.cores import eval_mode, map_over_cores, map_over_shapes
 from vitruvian.model.resnet import ResNet
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import BatchSize, Size, check_range, validate
@@ -229,6 +231,8 @@ class Encoder:
         engine: EngineName = "torch",
         tome_r: int | Sequence[int] | None = None,
         adapter: str | Path | None = None,
+        precision: Precision = "float32",
+        compile: bool = False,
     ) -> None:
         """Load or wrap a model; for the arguments see `Classifier`."""
         graph = find_graph(model) if isinstance(model, str | Path) else None
@@ -236,6 +240,7 @@ class Encoder:
             device = "cpu"
         elif device == "auto":
             device = choose_device(device, engine) if isinstance(model, str | Path) else str(device_of(model))
+        engine = torch_engine(engine, precision, compile, device)
         self.engine, is_loaded = check_engine(engine, device), isinstance(model, str | Path)
         self._preprocess: Preprocess | Transform | None = None
         self._first: Classifier | None = None  # the first pass of a cascade
@@ -248,9 +253,10 @@ class Encoder:
         elif graph is None:
             model = load(model, num_heads=num_heads, image_size=image_size, adapter=adapter)
         else:
-            if num_heads is not None or adapter is not None or device.partition(":")[0] != "cpu":
-                name = "num_heads" if num_heads is not None else "adapter" if adapter is not None else "device"
-                reason = "an exported graph has a fixed architecture and runs on the CPU"
+            refused = {"num_heads": num_heads is not None, "adapter": adapter is not None, "compile": compile}
+            refused |= {"precision": engine.startswith("torch:"), "device": device.partition(":")[0] != "cpu"}
+            for name in (name for name, is_given in refused.items() if is_given):
+                reason = "an exported graph has a fixed architecture and precision, and runs on the CPU"
                 raise ConfigError(f"{argument(name)} is for weights; {reason}")
             model = open_graph(graph, engine=engine, image_size=image_size)
             self.engine = "torch"
@@ -263,7 +269,7 @@ class Encoder:
             )
         if self.engine == "auto" and model.meta.preprocess.fit == "naflex":
             self.engine = "torch"  # engines need one image size
-        elif self.engine != "torch":
+        elif not self.engine.startswith("torch"):
             model.meta.preprocess.require_one_size(argument("engine", engine))
         self.device = choose_device(device)
         if is_loaded:
@@ -276,8 +282,11 @@ class Encoder:
         classes = f"{self.model.config.num_classes} classes, " if isinstance(self, Classifier) else ""
         return f"{type(self).__name__}({self.name}, {classes}{size} pixels, {self.engine} on {self.device})"
 
-    def _open_engine(self) -> ImageModel | Engine:
-        return self.model if self.engine == "torch" else Engine(self.torch_model, self.engine)
+    def _open_engine(self) -> ImageModel | Engine | TorchVariant:
+        if self.engine == "torch":
+            return self.model
+        kind = TorchVariant if self.engine.startswith("torch:") else Engine
+        return kind(self.torch_model, self.engine)
 
     @property
     def torch_model(self) -> Model:
@@ -395,7 +404,8 @@ class Encoder:
         if isinstance(self._forward, Engine):  # it lets calls wait for each other where all cores share one
             return not self.model.training or self.engine != "auto"
         plain = isinstance(self.model, Model) and not self.model.training
-        return plain and self.engine == "torch" and torch.device(self.device).type == "cpu"
+        maps = self.engine.startswith("torch") and "compile" not in self.engine
+        return plain and maps and torch.device(self.device).type == "cpu"
 
     def embed(self, images: Iterable[ImageInput], *, batch_size: int = DEFAULT_BATCH_SIZE) -> Tensor:
         """Features (n, F) of images. An unreadable image raises ImageError."""
@@ -415,6 +425,11 @@ class Encoder:
         """Get the engine ready for batches of this size: the first call may export a graph or measure engines."""
         if isinstance(self._forward, Engine):
             self._forward.prepare(pixels)
+
+    def compare_precision(self, wanted: bool) -> None:
+        """Compare the next batch with float32 or not, if the precision is lower; by default the first one is."""
+        if isinstance(self._forward, TorchVariant):
+            self._forward.compares = wanted and self._forward.precision != "float32"
 
     def fastest_engine(self, images: int, batch_size: int) -> EngineName:
         """The engine that `auto` chooses for a job of this many images; measured now if it repays that."""
@@ -436,16 +451,13 @@ class Encoder:
             if not training or self.engine != "auto":
                 return forward(pixels, output)
             forward = self.model  # the weights of a model in training change
-        function: Callable[[Tensor], Tensor] = forward.features if output == FEATURES else forward
         if isinstance(forward, Graph):  # distributes images over the cores itself
-            return function(pixels)
-        if training:
-            self.model.eval()
-        try:
+            return forward.features(pixels) if output == FEATURES else forward(pixels)
+        with eval_mode(self.model) if training else nullcontext():
+            if isinstance(forward, TorchVariant):
+                return forward(pixels.to(self.device), output)
+            function: Callable[[Tensor], Tensor] = forward.features if output == FEATURES else forward
             return map_over_cores(function, pixels.to(self.device)).float().cpu()
-        finally:
-            if training:
-                self.model.train()
 
 
 class Classifier(Encoder):
@@ -464,6 +476,8 @@ class Classifier(Encoder):
         engine: EngineName = "torch",
         device: str = "auto",
         adapter: str | Path | None = None,
+        precision: Precision = "float32",
+        compile: bool = False,
     ) -> None:
         """Load or wrap a model with a classification head, or a CLIP or SigLIP used zero-shot with `labels`.
 
@@ -481,13 +495,16 @@ class Classifier(Encoder):
             device: A PyTorch device. "auto" is an accelerator (cuda, mps, xpu) if there is one, else the CPU; a model
                 that is already built stays where it is. The engines other than torch run on the CPU.
             adapter: Folder of a LoRA adapter to apply to the loaded weights.
+            precision: "bf16" or "fp16" compute in this dtype (autocast), and a line on stderr says how many top-1
+                predictions of the first batch that changes. "auto" is one of them on an accelerator, float32 on a CPU.
+            compile: Run the model through torch.compile; if that fails, a line says so and it runs without.
 
         Raises:
             CheckpointError: The weights cannot be loaded.
             ConfigError: The model has no head and no `labels` are given, or a setting cannot be used.
         """
-        read = {"num_heads": num_heads, "image_size": image_size, "adapter": adapter}
-        super().__init__(model, **read, device=device, engine=engine, tome_r=tome_r)  # type: ignore[arg-type]
+        read: Any = {"num_heads": num_heads, "image_size": image_size, "adapter": adapter, "tome_r": tome_r}
+        super().__init__(model, **read, device=device, engine=engine, precision=precision, compile=compile)
         self.flip = flip
         if labels is not None:
             from vitruvian.weights.zero_shot import with_words  # most models have their own labels

@@ -90,7 +90,7 @@ def choose_device(name: str, engine: str = "auto") -> str:
     import torch
 
     if name == "auto":
-        has_accelerator = engine in ("auto", "torch") and torch.accelerator.is_available()
+        has_accelerator = engine.partition(":")[0] in ("auto", "torch") and torch.accelerator.is_available()
         found = torch.accelerator.current_accelerator() if has_accelerator else None
         name = "cpu" if found is None else found.type
     if name in ("cuda", "xpu"):
@@ -103,6 +103,17 @@ def choose_device(name: str, engine: str = "auto") -> str:
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"{argument('device', name)} cannot be used: {str(error).splitlines()[0]}") from None
     return name
+
+
+def choose_precision(name: str, device: str) -> str:
+    """The precision with this name; `auto` is one that the device computes fast, and float32 on the CPU."""
+    import torch
+
+    kind = device.partition(":")[0]
+    if name != "auto" or kind not in ("cuda", "xpu", "mps"):
+        return "float32" if name == "auto" else name
+    has_bf16 = kind == "xpu" or (kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False))
+    return "bf16" if has_bf16 else "fp16"
 
 
 def device_of(model: torch.nn.Module) -> torch.device:

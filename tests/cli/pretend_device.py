@@ -24,6 +24,9 @@ class PretendModule(_DummyBackendModule):
     def get_device_name(self, device=None):
         return "Pretend 100"
 
+    def get_amp_supported_dtype(self):
+        return [torch.bfloat16]
+
 
 class Held(torch.Tensor):
     """A tensor of the pretend device."""
@@ -103,5 +106,7 @@ if __name__ == "__main__":
     _setup_privateuseone_for_python_backend("pretend", PretendModule())
     library = torch.library.Library("_", "IMPL", "PrivateUse1")
     library.fallback(compute, "PrivateUse1")
+    autocast = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
+    autocast.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # nothing is cast
     torch.tensor, torch.as_tensor = on_device(torch.tensor), on_device(torch.as_tensor)
     print(json.dumps([run(command) for command in json.load(sys.stdin)]))

@@ -44,6 +44,7 @@ def test_every_command_runs_on_an_accelerator_and_names_it_once(weights, tmp_pat
         "bench": ["bench", *model, "--rounds", "1", "--batches", "2", "--json"],
         "train": ["train", "digits", "--out", str(tmp_path / "run"), *(f"--set={value}" for value in SETTINGS)],
         "serve": ["serve-in-process", str(weights), image],
+        "bf16": ["predict", image, *model, "--json", "--precision", "bf16"],
         "both": ["predict", image, *model, "--engine", "onnxruntime", "--device", "pretend"],
     }
     script = Path(__file__).with_name("pretend_device.py")
@@ -56,6 +57,8 @@ def test_every_command_runs_on_an_accelerator_and_names_it_once(weights, tmp_pat
         ("both", "error: --engine 'onnxruntime' runs on the CPU; --device 'pretend' needs --engine 'torch'\n")
     ]
     assert [name for name, (_, _, err) in ran.items() if LINE in err] == ["predict", "train"]  # once, and as a note
+    changed = "precision: bf16 changes 0 of 1 top-1 predictions (0.0%) in the first batch, compared with float32"
+    assert changed in ran["bf16"][2]  # moved there and back; the pretend device computes in float32
     for name, rows, key in (("predict", "predictions", "label"), ("similar", "neighbors", "key")):
         found, expected = (json.loads(out)[rows] for out in (ran[name][1], vit(*commands[name]).out))
         assert [row[key] for row in found] == [row[key] for row in expected]

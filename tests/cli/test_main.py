@@ -56,9 +56,10 @@ def test_the_version_is_the_packages(vit):
 TRAINED_STUDY = "--out --set --json --recipe --rows --columns --seeds --plan"
 OPTIONS = {
     "predict": "--model -m --labels --template --top --json --out --sort-into --merge --shard --on --split --piece "
-    "--max-unreadable --workers --batch-size --num-heads --image-size --adapter --device --engine --tome-r",
+    "--max-unreadable --workers --batch-size --num-heads --image-size --adapter --device --engine --precision "
+    "--compile --tome-r",
     "embed": "--model -m --out --merge --json --shard --on --split --dtype --piece --max-unreadable --workers "
-    "--batch-size --num-heads --image-size --adapter --device --engine",
+    "--batch-size --num-heads --image-size --adapter --device --engine --precision --compile",
     "similar": "--in --text --top --model -m --exact --json --out --device",
     "models": "--json --augreg --index",
     "convert": "--to --labels --template --num-heads --image-size --patch-size --num-classes --half --config --json",
@@ -72,14 +73,17 @@ OPTIONS = {
     "--data-root --json --minutes --target",
     "probe": "--folds --predictions --target "
     "--model -m --vectors --only --shots --neighbors --group-by --json --save --out "
-    "--batch-size --num-heads --image-size --adapter --device --engine",
+    "--batch-size --num-heads --image-size --adapter --device --engine --precision --compile",
     "evaluate": "--unknown "
     "--corruptions --sample "
     "--model -m --split --real --wordnet-ids --mappings --calibrated --template --flip --seed --json "
-    "--by --coverage --out --batch-size --num-heads --image-size --adapter --device --engine --tome-r",
-    "compare": "--data --split --json --out --batch-size --num-heads --image-size --adapter --device --engine --tome-r",
+    "--by --coverage --out --batch-size --num-heads --image-size --adapter --device --engine --precision "
+    "--compile --tome-r",
+    "compare": "--data --split --json --out --batch-size --num-heads --image-size --adapter --device "
+    "--engine --precision --compile --tome-r",
     "explain": "--model -m --out --map --class --top --layer --head --patch --deletion --figures --reconstruct --count "
-    "--json --num-heads --image-size --adapter --device --engine --tome-r",
+    "--json --num-heads --image-size --adapter --device --engine --precision "
+    "--compile --tome-r",
     "study table2": "--models --tasks --out --set --json --quick --recipe --seeds --data-root",
     "study table5": "--models --tasks --out --set --json --quick --recipe --seeds --data-root",
     "study vtab": "--models --out --set --json --quick --recipe --seeds --data-root",
@@ -100,9 +104,10 @@ OPTIONS = {
     "export": "--to --batch-size --image-size --dynamic-size --features --num-heads --json",
     "optimize": "--calibrate --max-loss --only --images --minutes --evaluate --engine --weight-bits --report "
     "--tome-r --image-size --split --batch-size --num-heads --json",
-    "bench": "--model -m --engine --batches --rounds --image --plot --json --num-heads --image-size --tome-r --device",
+    "bench": "--model -m --engine --batches --rounds --image --plot --json --num-heads --image-size --tome-r --device "
+    "--precision --compile",
     "serve": "--model -m --adapter --host --port --batch-size --queue --max-mb --max-seconds --allow-host "
-    "--image-size --engine --device",
+    "--image-size --engine --device --precision --compile",
     "demo": "--out --set",
 }
 

@@ -1,7 +1,6 @@
 """`vit bench` and `vit optimize`: measure speed, and make a model faster."""
 
 import json
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,8 +11,7 @@ from vitruvian.cli import options as opt
 from vitruvian.cli.options import flag, note_replaced, option, parse_size, parse_tome_r, quick_imports, split_names
 from vitruvian.progress import print_status, track
 
-MeasuredEngine = StrEnum("MeasuredEngine", "torch onnxruntime openvino auto")  # typer has no lists of Literal
-ENGINE = typer.Option(help="Engine to measure; repeatable [default: all].")
+ENGINE = option("NAME", "Engine to measure; repeatable [default: all].", parser=opt.parse_engine)
 SEARCH, INT8, TOKENS = "The search", "int8 (--only int8)", "Fewer tokens (--only merge, --only cascade)"
 USED = {
     "": {"max_loss", "images", "minutes", "batch_size"},
@@ -40,7 +38,7 @@ SPEED_BATCH = option(
 
 def bench(
     model: opt.ModelName,
-    engine: Annotated[list[MeasuredEngine] | None, ENGINE] = None,
+    engine: Annotated[list[str] | None, ENGINE] = None,
     batches: Annotated[str, option("N,N", "Batch sizes to measure.")] = "1,16",
     rounds: Annotated[int, option("N", "Measurements per engine and batch size.", min=1)] = 20,
     image: Annotated[Path | None, option("FILE", "Image to decode [default: a synthetic JPEG of 500 x 375].")] = None,
@@ -50,10 +48,13 @@ def bench(
     image_size: opt.ImageSize = None,
     tome_r: opt.TomeR = None,
     device: opt.Device = "auto",
+    precision: opt.Precision = "float32",
+    compile: opt.Compile = False,
 ) -> None:
     """Measure images per second, latency and memory of a model.
 
     Also reports how the time divides over the parts of the model. Engines other than torch are measured on the CPU.
+    With --precision or --compile, torch is measured both with and without them.
     """
     sizes = split_names(batches)
     if not sizes or not all(size.isdecimal() and 1 <= int(size) <= 65_536 for size in sizes):
@@ -66,11 +67,11 @@ def bench(
         from vitruvian.inference import Encoder
         from vitruvian.machine import choose_device
 
-    engines = [choice.value for choice in engine] if engine else None
-    device = choose_device(device, next((name for name in engines or () if name != "torch"), "torch"))
+    device = choose_device(device, next((name for name in engine or () if not name.startswith("torch")), "torch"))
     encoder = Encoder(model, num_heads=num_heads, image_size=image_size, tome_r=tome_r, device=device)
     counts = [int(size) for size in sizes]
-    result = run_bench(encoder.model, engines=engines, batches=counts, rounds=rounds, image=image)
+    how: Any = {"precision": precision, "compile": compile, "engines": engine or None}
+    result = run_bench(encoder.model, **how, batches=counts, rounds=rounds, image=image)
     print(json.dumps(result.to_json()) if as_json else result)
     if plot is not None:
         chart = result.chart().image()

@@ -59,9 +59,9 @@ def explain(
 ) -> None:
     """Show what a model looks at: overlays, arrays and a page.
 
-    --engine computes predictions and deletion curves; maps always use torch. With --figures, it plots what the model
-    has learned, as in the paper's Figure 7; the attention distance is averaged over the images, or over the built-in
-    digits.
+    --engine, --precision and --compile are for predictions and deletion curves; maps use torch in float32. With
+    --figures, it plots what the model has learned, as in the paper's Figure 7; the attention distance is averaged over
+    the images, or over the built-in digits.
     """
     if not paths and not figures:
         raise typer.BadParameter("give images to explain, or --figures for the model itself", param_hint="IMAGES")
@@ -75,6 +75,7 @@ def explain(
         return
     with quick_imports():
         from vitruvian.data.folder import find_images
+        from vitruvian.engines.torch_variant import torch_engine
         from vitruvian.explain import MapSettings
         from vitruvian.explain.explainer import METHODS, Explainer
         from vitruvian.machine import announce_device, choose_device
@@ -94,7 +95,8 @@ def explain(
     if figures:
         plot_figures(loaded, images, out, count=count, device=device, as_json=as_json)
     else:
-        explainer = Explainer(loaded, settings, device=device, engine=options.engine)
+        engine = torch_engine(options.engine, options.precision, options.compile, device)
+        explainer = Explainer(loaded, settings, device=device, engine=engine)
         explain_paths(explainer, images, out, as_json=as_json)
 
 

@@ -22,7 +22,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import typer
 from typer.core import TyperCommand
 
-from vitruvian.config import DEFAULT_BATCH_SIZE
+from vitruvian import config
+from vitruvian.config import DEFAULT_BATCH_SIZE, ENGINE_NAMES
 from vitruvian.errors import VitruvianError, python_spelling
 from vitruvian.progress import print_status
 
@@ -196,6 +197,13 @@ def parse_tome_r(text: str) -> int | tuple[int, ...]:
     return counts[0] if len(counts) == 1 else counts
 
 
+def parse_engine(text: str) -> str:
+    """An engine such as `torch` or `onnxruntime:cuda`; the CPU of a runtime needs no name."""
+    if text.removesuffix(":cpu") not in ENGINE_NAMES:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(ENGINE_NAMES)}")
+    return text.removesuffix(":cpu")
+
+
 def split_names(text: str) -> list[str]:
     """`a, b` as two names."""
     return [name.strip() for name in text.split(",") if name.strip()]
@@ -270,10 +278,19 @@ NumHeads = Annotated[
 ImageSize = Annotated[
     Any, option("SIZE", "Input size: 384 or ROWSxCOLUMNS [default: the weights'].", parser=parse_size)
 ]
-EngineChoice = Literal["torch", "onnxruntime", "openvino", "auto"]
 Engine = Annotated[
-    EngineChoice, typer.Option(help="Engine; auto starts with torch and uses the fastest installed for many images.")
+    str,
+    option(
+        "NAME",
+        "torch, onnxruntime or openvino; auto starts with torch and uses the fastest installed for many images.",
+        parser=parse_engine,
+    ),
 ]
+Precision = Annotated[
+    config.Precision,
+    typer.Option(help="dtype of torch (autocast); the first batch is compared with float32. auto: by the device."),
+]
+Compile = Annotated[bool, flag("--compile", "Run the model through torch.compile, or without if that fails.")]
 Device = Annotated[str, option("NAME", "cuda, mps, xpu or cpu; auto takes an accelerator if there is one.")]
 TomeR = Annotated[
     Any, option("R", "Token merging (ToMe): number of tokens to merge per layer, such as 8.", parser=parse_tome_r)
@@ -292,6 +309,8 @@ class LoadOptions:
     device: Device = "auto"
     adapter: Annotated[str | None, option("DIR", "A LoRA adapter to apply to the weights (peft's format).")] = None
     engine: Engine = "auto"
+    precision: Precision = "float32"
+    compile: Compile = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,7 +339,6 @@ TargetName = Annotated[
 Changes = Annotated[
     list[str] | None, option("KEY=VALUE", "Change a setting (`vit train --settings`); repeatable.", "--set")
 ]
-Precision = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,7 +380,8 @@ class RecipeOptions:
     target: TargetName = None
     patience: Annotated[int | None, option("N", "Stop after N evaluations without improvement.", min=1)] = None
     precision: Annotated[
-        Precision | None, option("DTYPE", "float32, bfloat16 or float16 (autocast).", panel=ADVANCED)
+        Literal["float32", "bf16", "fp16", "auto", "bfloat16", "float16"] | None,
+        option("DTYPE", "float32, bf16, fp16 or auto (autocast).", panel=ADVANCED),
     ] = None
     device: Annotated[str | None, option("NAME", "cuda, mps, xpu or cpu [default: auto].", panel=ADVANCED)] = None
     workers: Annotated[int | None, option("N", "Data loading workers per training process.", panel=ADVANCED)] = None

@@ -6,11 +6,11 @@ import ipaddress
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitruvian.cli.options import Batch, Device, Engine, ImageSize, option, quick_imports
+from vitruvian.cli.options import Batch, Compile, Device, Engine, ImageSize, Precision, option, quick_imports
 from vitruvian.config import DEFAULT_BATCH_SIZE
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ def serve(
     image_size: ImageSize = None,
     engine: Engine = "auto",
     device: Device = "auto",
+    precision: Precision = "float32",
+    compile: Compile = False,
 ) -> None:
     """Serve models over HTTP, with a page at / to inspect them.
 
@@ -62,6 +64,7 @@ def serve(
     """
     with quick_imports():
         from vitruvian.engines.graph import Graph
+        from vitruvian.engines.torch_variant import torch_engine
         from vitruvian.errors import ConfigError, require
         from vitruvian.inference import Encoder
         from vitruvian.serve.batching import ServiceLimits
@@ -76,7 +79,8 @@ def serve(
         name = "in-package" if weights == str(BUNDLED) and not models else name
         if name in loaded:
             raise ConfigError(f"two models are called {name!r}; name them with NAME=MODEL", where="--model")
-        encoder = Encoder(weights, image_size=image_size, engine=engine, device=device)
+        lower: Any = {"precision": precision, "compile": compile}
+        encoder = Encoder(weights, image_size=image_size, engine=engine, device=device, **lower)
         model = encoder.model
         if models and not isinstance(model, Graph):
             check_finite(model, weights)
@@ -87,8 +91,8 @@ def serve(
             raise ConfigError("needs one --model, the weights that the adapters were trained on", where="--adapter")
         if name in loaded:
             raise ConfigError(f"two models are called {name!r}; name them with NAME=DIR", where="--adapter")
-        # Other engines export a graph of each model.
-        adapted = with_adapter(base, folder, image_size=image_size, merge=encoder.engine != "torch").to(encoder.device)
+        merge = not encoder.engine.startswith("torch")  # other engines export a graph of each model
+        adapted = with_adapter(base, folder, image_size=image_size, merge=merge).to(encoder.device)
         check_finite(adapted, folder)
         loaded[name] = adapted
     run(
@@ -96,7 +100,7 @@ def serve(
         host=host,
         port=port,
         limits=limits,
-        engine=engine,
+        engine=torch_engine(engine, precision, compile, encoder.device),
         api_key=os.environ.get(KEY_VARIABLE, ""),
         hosts=tuple(allow_host or ()),
         on_start=lambda url: print(f"serving {url}", file=sys.stderr, flush=True),

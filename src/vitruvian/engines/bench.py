@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vitruvian.config import GraphConfig, ViTConfig
+from vitruvian.config import GraphConfig, Precision, ViTConfig
 from vitruvian.cost import multiply_adds, tokens_by_layer
 from vitruvian.data.decode import decode
 from vitruvian.data.preprocess import apply_preprocess
@@ -23,6 +23,7 @@ from vitruvian.engines.choose import RunMode, cached_graph, default_mode, measur
 from vitruvian.engines.export import Forward
 from vitruvian.engines.graph import Graph, open_graph
 from vitruvian.engines.runtimes import check_engine, installed
+from vitruvian.engines.torch_variant import torch_engine
 from vitruvian.errors import ConfigError, VitruvianError, argument
 from vitruvian.machine import device_name, device_of, peak_megabytes, reset_peak_memory, resident_megabytes, synchronize
 from vitruvian.model.build import Model
@@ -95,18 +96,21 @@ def bench(
     batches: Sequence[int] = (1, 16),
     rounds: int = 20,
     image: str | Path | None = None,
+    precision: Precision = "float32",
+    compile: bool = False,
 ) -> Bench:
     """Measure the speed of a model in several engines and batch sizes, in interleaved rounds.
 
     By default all engines are compared that are installed and can run the model, or a graph's own, and the time to
-    decode is that of a generated JPEG.
+    decode is that of a generated JPEG. torch with `precision` or `compile` is measured in addition.
     """
     device = device_of(model)
     default = [model.graph.engine] if isinstance(model, Graph) else installed() if device.type == "cpu" else ["torch"]
     names: list[str] = [check_engine(name, str(device)) for name in (engines or default)]
+    names += {torch_engine("torch", precision, compile, str(device))} - {"torch", *names}
     if "auto" in names:
         raise ConfigError(f"{argument('engine', 'auto')} cannot be measured", hint="omit it to compare all engines")
-    if isinstance(model, Graph) and "torch" in names:
+    if isinstance(model, Graph) and any(name.startswith("torch") for name in names):
         raise ConfigError("exported graphs run in onnxruntime or openvino, not in torch", where=model.graph.path)
     if model.meta.cascade is not None:
         print_status("note: measuring the full model, without the first pass of its cascade")
@@ -141,7 +145,7 @@ def bench(
 def peak_memory(model: Model | Graph, mode: RunMode, pixels: Tensor) -> tuple[float | None, Forward]:
     """Megabytes that opening and running an engine adds to this process, and its forward pass."""
     size = (pixels.shape[2], pixels.shape[3])
-    if mode.engine != "torch" and not isinstance(model, Graph):
+    if not mode.engine.startswith("torch") and not isinstance(model, Graph):
         cached_graph(model, mode.engine, size)  # the export is not counted
     reset_peak_memory()
     before = resident_megabytes()

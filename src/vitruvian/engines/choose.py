@@ -23,6 +23,7 @@ from torch import Tensor
 from vitruvian.cache import cache_folder, file_lock, scratch_folder
 from vitruvian.engines.export import EngineForward, Forward, check_outputs, evaluating, export, fits_onnx
 from vitruvian.engines.runtimes import FEATURES, EngineName, Session, SplitGraph, check_engine, installed, versions
+from vitruvian.engines.torch_variant import TorchVariant
 from vitruvian.errors import ConversionError, FileError, VitruvianError, argument
 from vitruvian.files import digest, file_stamp, read_object, short_hash, write_json
 from vitruvian.machine import processor_name
@@ -268,6 +269,8 @@ def open_forward(model: Model, mode: RunMode, size: Size) -> EngineForward:
     """
     if mode.engine == "torch":
         return partial(torch_forward, model, mode.split)
+    if mode.engine.startswith("torch:"):
+        return TorchVariant(model, mode.engine)
     graph = cached_graph(model, mode.engine, size)
     session: SplitGraph | Session
     if mode.split and mode.fixed:

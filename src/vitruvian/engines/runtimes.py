@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitruvian.config import ENGINE_NAMES, ENGINES
 from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, VitruvianError, argument, require
 from vitruvian.machine import has_vnni
 from vitruvian.model.cores import even_pieces, map_over_cores
@@ -25,7 +26,7 @@ from vitruvian.weights.checkpoint_files import METADATA_KEY
 
 # B images, K outputs
 
-EngineName = Literal["torch", "onnxruntime", "openvino", "auto"]
+EngineName = str  # torch, onnxruntime, openvino or auto; or a variant, such as torch:bf16 (see `config.ENGINES`)
 FORMATS = {"onnxruntime": "onnx", "openvino": "openvino"}  # export format of each runtime, and the name of its extra
 EXTRAS = {"onnxruntime": ("onnxruntime", "onnx", "onnxscript"), "openvino": ("openvino",)}  # packages of each runtime
 FLOATS = ("float16", "float32", "double", "bfloat16", "f16", "f64", "bf16")  # in the words of either runtime
@@ -45,17 +46,17 @@ def installed() -> list[str]:
 
 def check_engine(name: str, device: str = "cpu") -> EngineName:
     """Return the name of an engine that is known, installed and able to run on `device`."""
-    known: tuple[EngineName, ...] = get_args(EngineName)
-    if name not in known:
-        raise UnknownNameError("engine", name, known, see=f"({', '.join(known)})")
-    for module in EXTRAS.get(name, ()):
-        require(module, FORMATS[name])
-    if name != "torch" and device.partition(":")[0] != "cpu":
+    if name not in ENGINE_NAMES:
+        raise UnknownNameError("engine", name, ENGINE_NAMES if ":" in name else ENGINES, see=f"({', '.join(ENGINES)})")
+    engine = name.partition(":")[0]
+    for module in EXTRAS.get(engine, ()):
+        require(module, FORMATS[engine])
+    if engine != "torch" and device.partition(":")[0] != "cpu":
         if name == "auto":
             return "torch"
         reason = f"{argument('engine', name)} runs on the CPU"
         raise ConfigError(reason, hint=f"{argument('device', device)} needs {argument('engine', 'torch')}")
-    return known[known.index(name)]
+    return name
 
 
 def versions(packages: Iterable[str]) -> list[str]:

@@ -119,7 +119,8 @@ def open_store(encoder: Encoder) -> FeatureStore:
     folder = None
     if isinstance(encoder.preprocess, Preprocess):
         # other engines differ in the last bits, and training repeats to the bit what torch computed
-        engines = "" if encoder.engine == "torch" else "-engines"
+        is_torch = encoder.engine.startswith("torch")
+        engines = encoder.engine.removeprefix("torch").replace(":", "-") if is_torch else "-engines"
         folder = cache_folder() / "features" / f"{model_key(encoder)}{engines}"
         make_room(folder)
     return FeatureStore(folder, encoder.torch_model.config.feature_width)

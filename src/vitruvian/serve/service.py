@@ -100,6 +100,7 @@ class ServedModel:
         Raises an error if the model cannot compute it; then the model is not ready.
         """
         pixels = self._test_image()
+        self.encoder.compare_precision(False)  # the first request is compared
         run = self._logits if isinstance(self.encoder, Classifier) else self._features
         self.encoder.prepare(torch.stack([pixels] * max_batch))
         self.encoder.prepare(pixels[None])
@@ -113,6 +114,7 @@ class ServedModel:
             except BaseException as error:  # the library of tokenizers panics with an error of its own kind
                 log.info("%s does not accept labels: %s", self.name, error)
                 self.no_labels = "has no usable text tower (see the log of the service)"
+        self.encoder.compare_precision(True)
         if self.switch is not None:
             self.switch.start()
 
@@ -148,7 +150,8 @@ class ServedModel:
     def _zero_shot(self, labels: tuple[str, ...], template: str | None) -> Classifier:
         if not self.accepts_labels:
             raise ImageError(f"the model {self.name!r} {self.no_labels}, so it does not accept labels")
-        return Classifier(self.model, labels=labels, template=template)
+        engine = self.encoder.engine if self.encoder.engine.startswith("torch:") else "torch"
+        return Classifier(self.model, labels=labels, template=template, engine=engine)
 
     @property
     def classifier(self) -> Classifier:

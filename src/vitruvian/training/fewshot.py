@@ -15,7 +15,7 @@ from vitruvian.evaluation.metrics import autocast
 from vitruvian.evaluation.probe_classifiers import SEEDS, Labels, fit_fewshot, shuffle_classes
 from vitruvian.model.build import Model
 from vitruvian.training.distributed import Processes
-from vitruvian.training.objective import DTYPES
+from vitruvian.training.objective import autocast_dtype
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.splits import validation_loader
 
@@ -29,7 +29,7 @@ class FewShot:
         self, recipe: Recipe, sources: Sequence[Source], transform: Preprocess | Transform, processes: Processes
     ) -> None:
         """`sources` are the images to choose the shots from and to test on, or none."""
-        self.processes, self.dtype = processes, DTYPES[recipe.precision]
+        self.processes, self.dtype = processes, autocast_dtype(recipe, processes.device)
         self.loaders: list[Loader] = []
         self.draws: list[Labels] = []  # the images of each seed, as positions in the first loader's source
         if not sources:

@@ -117,7 +117,7 @@ class Trainer:
         if recipe.average != "none":
             start = round(recipe.polyak_start * self.batches.total)
             self.average = Average(model, recipe.average, decay=recipe.ema_decay, start=start)
-        self.scaler = torch.amp.GradScaler(processes.device.type, enabled=recipe.precision == "float16")
+        self.scaler = torch.amp.GradScaler(processes.device.type, enabled=self.objective.dtype is torch.float16)
         balanced = recipe.class_weights == "balanced" and splits.train.targets is None
         self.class_weights = balanced_weights(splits.train).to(processes.device) if balanced else None
 

@@ -51,6 +51,7 @@ LOCAL = {"workers", "device", "compile"}  # settings that may differ between pro
 CHECKPOINTING = {"checkpoint_seconds", "checkpoint_steps", "keep_checkpoints", "async_checkpoint"}
 HARMLESS = LOCAL | CHECKPOINTING | {"parallel", "shard_size"}
 """Settings that can be changed when resuming: the weights do not depend on them (up to rounding)."""
+LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16"}  # of `precision`, as recipes store it
 LABEL_SETTINGS = (
     "loss", "label_smoothing", "class_weights", "teacher", "head_init", "head_bias", "patch_drop", "validation", "final"
 )  # fmt: skip
@@ -223,8 +224,8 @@ class Recipe(Settings):
     polyak_start: Share = 0.5
     """Fraction of the run after which `polyak` starts."""
 
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Autocast dtype; weights stay float32."""
+    precision: Literal["float32", "bfloat16", "float16", "bf16", "fp16", "auto"] = "float32"
+    """Autocast dtype; weights stay float32. `auto` is one that the accelerator computes fast, float32 on a CPU."""
     grad_checkpointing: bool = False
     compile: bool = False
     patch_drop: Annotated[float, Range(0.0, 0.95)] = 0.0
@@ -266,6 +267,7 @@ class Recipe(Settings):
     device: str = "auto"
 
     def check(self) -> None:
+        object.__setattr__(self, "precision", LONG_NAMES.get(self.precision, self.precision))
         for name, table in CHOICES.items():
             check_choice(name, getattr(self, name), table)
         for name, owners in TABLES.items():
@@ -303,7 +305,7 @@ class Recipe(Settings):
             raise ConfigError("eval_fewshot='other_classes' needs class_range: all classes are trained on")
         if self.decouple_lr and self.optimizer != "adamw":
             raise ConfigError(f"decouple_lr=true needs optimizer='adamw', not {self.optimizer!r}")
-        if self.sam_rho and self.precision == "float16":
+        if self.sam_rho and self.precision in ("float16", "auto"):
             raise ConfigError("sam_rho needs precision='float32' or 'bfloat16': float16 scales the gradients")
         if self.gsam_alpha and not self.sam_rho:
             raise ConfigError(f"gsam_alpha={self.gsam_alpha:g} needs sam_rho")
