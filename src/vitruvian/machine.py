@@ -101,7 +101,10 @@ def choose_device(name: str, engine: str = "auto") -> str:
             raise RuntimeError("it cannot run a model")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"{argument('device', name)} cannot be used: {str(error).splitlines()[0]}") from None
+        known = name.partition(":")[0] in ("cpu", "cuda", "mps", "xpu", "meta")
+        reason = f": {str(error).splitlines()[0]}" if known else ""  # otherwise a list of 20 types
+        hint = "" if known else "devices are auto, cpu, cuda (cuda:1 is the second), mps and xpu"
+        raise ConfigError(f"{argument('device', name)} cannot be used{reason}", hint=hint) from None
     return name
 
 

@@ -184,6 +184,9 @@ def test_advanced_options_are_the_last_panel(vit, name):
         ("cascade", "vit optimize SRC DST --only cascade"),
         ("merge", "the option --merge FILE of vit embed and vit predict"),
         ("tasks", "vit datasets"),
+        ("val", "vit evaluate DATA --model MODEL"),
+        ("classify", "vit predict IMAGES --model MODEL"),
+        ("help", "vit --help"),
     ],
 )
 def test_names_that_people_try_point_to_the_command(vit, name, instead):
@@ -311,7 +314,9 @@ def test_a_value_from_a_file_is_not_spelled_as_an_option():
 def test_a_commands_error_names_its_option(vit, photos, weights):
     code, _, err = vit("predict", photos, "--model", weights, "--device", "gpu")
     assert code == 1
-    assert err.startswith("error: --device 'gpu' cannot be used")
+    assert err == (
+        "error: --device 'gpu' cannot be used; devices are auto, cpu, cuda (cuda:1 is the second), mps and xpu\n"
+    )
 
 
 def test_a_commands_error_spells_the_default_of_an_option_as_the_option(vit, weights, photos, tmp_path, monkeypatch):
@@ -415,6 +420,33 @@ def test_a_missing_package_is_said_before_the_data_are_looked_for(vit, monkeypat
         found.err
         == "error: this needs the package 'simplejpeg': run pip install '.[train]' in a copy of the repository\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        ("train photos --learning-rate 0.1", "--lr"),
+        ("train photos --weights w.pth", "--model"),
+        ("train photos --imgsz 224", "--image-size"),
+        ("train photos --optimizer sgd", "--set optimizer"),
+        ("train photos --weight-decay 0.1", "--set weight_decay"),
+        ("train photos --drop-path 0.1", "--set architecture.drop_path"),
+        ("train photos --fp16", "--precision"),
+        ("train photos --output-dir runs/a", "--out"),
+        ("train --data photos", "no option but the argument DATA"),
+        ("train photos --num-classes 3", "none, the classes come from DATA"),
+        ("predict --source cat.jpg", "no option but the argument FILES_OR_FOLDERS"),
+        ("predict cat.jpg --topk 3", "--top"),
+        ("predict cat.jpg -o a.csv", "--out"),
+        ("evaluate photos --checkpoint w.pth", "--model"),
+        ("export w.pth --format onnx", "--to"),
+        ("explain cat.jpg --method rollout", "--map"),
+    ],
+)
+def test_options_of_other_programs_are_answered_with_ours(vit, arguments, instead):
+    code, out, err = vit(*arguments.split())
+    assert (code, out) == (2, "")
+    assert err.endswith(f" (Possible options: {instead})\n")
 
 
 @pytest.mark.parametrize("arguments", [("--model", "a", "-m", "b"), ("--json", "--json"), ("--top", "1", "--top=2")])

@@ -228,3 +228,6 @@ def test_unreadable_images_fail_a_job_as_they_fail_a_table(vit, weights, photos,
     (tmp_path / "all" / "5.png").write_bytes(b"broken")
     for out in ("bad", "bad.csv"):
         assert vit("predict", tmp_path / "all", "--model", weights, "--out", tmp_path / out)[0] == 1
+    code, out, _ = vit("embed", tmp_path / "all", "--model", weights, "--out", tmp_path / "vectors")
+    assert code == 1
+    assert "1 with an error" in out

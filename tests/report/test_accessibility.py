@@ -35,7 +35,8 @@ FAILED = {**EXPLAINED, "path": "broken.jpg", "error": "not an image"}
 
 def measures(confusion):
     mistake = {"image": IMAGE, "prediction": "cat", "percent": 99.0, "label": "dog", "key": "dog/1.jpg"}
-    classes = [(LONG, 100, 90, percent_bar(90.0, (83, 94))), ("dog", 100, 60, percent_bar(60.0, (50, 69)))] * 10
+    bars = [percent_bar(90.0, (83, 94))] * 3  # recall, precision and F1
+    classes = [(LONG, 100, 90, *bars), ("dog", 100, 60, *bars)] * 10
     return render("measures.html", confusion=confusion, matrix=True, mistakes=[mistake] * 3, classes=classes)
 
 

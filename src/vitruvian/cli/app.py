@@ -60,6 +60,12 @@ ELSEWHERE = {
     "cascade": "vit optimize SRC DST --only cascade",
     "merge": "the option --merge FILE of vit embed and vit predict",
     "tasks": "vit datasets",
+    **dict.fromkeys(("val", "validate", "test", "eval"), "vit evaluate DATA --model MODEL"),
+    **dict.fromkeys(("infer", "inference", "classify", "run", "label"), "vit predict IMAGES --model MODEL"),
+    **dict.fromkeys(("fit", "distill", "pretrain"), "vit train DATA (`vit train --recipes` lists ways to train)"),
+    **dict.fromkeys(("list", "ls", "info", "download", "hub"), "vit models"),
+    "version": "vit --version",
+    "help": "vit --help",
 }
 """Names that people try, and the command that does the job."""
 EXAMPLES = """\b

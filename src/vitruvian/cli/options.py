@@ -82,9 +82,9 @@ class Command(TyperCommand):
             used: list[Any] = [] if ctx.resilient_parsing else self.make_parser(ctx).parse_args(list(args))[2]
         except Exception as error:
             if hasattr(error, "possibilities") and hasattr(error, "option_name"):  # click's NoSuchOption
-                names = [name for parameter in self.params for name in parameter.opts]
+                names = [name for parameter in self.params for name in (*parameter.opts, parameter.metavar or "")]
                 longer = [name for name in names if name.startswith(error.option_name)]
-                error.possibilities = longer or error.possibilities
+                error.possibilities = options_elsewhere(error.option_name, names) or longer or error.possibilities
             raise
         for parameter in used:
             if used.count(parameter) > 1 and not parameter.multiple and not parameter.is_eager:
@@ -104,6 +104,24 @@ class Command(TyperCommand):
             raise
         finally:
             logger.removeFilter(is_new_note)
+
+
+def options_elsewhere(name: str, names: Container[str]) -> list[str]:
+    """What a command with these options has for an option of another program: `--lr` for `--learning-rate`."""
+    import tomllib
+    from importlib.resources import files
+
+    tables = tomllib.loads((files("vitruvian") / "other_names.toml").read_text("utf-8"))
+    plain = name.strip("-").replace("-", "_").lower()
+    for option, others in tables["options"].items():
+        if option.split()[-1] in names and plain in others.split():
+            return [option]
+    for setting, others in tables["settings"].items():
+        setting = setting.partition(" ")[0]
+        if plain in (setting, setting.rpartition(".")[2], *others.split()):
+            option = f"--{setting.replace('_', '-')}"
+            return [option] if option in names else [f"--set {setting}"] if "--set" in names else []
+    return []
 
 
 def is_new_note(record: Any) -> bool:

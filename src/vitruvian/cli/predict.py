@@ -196,7 +196,8 @@ def embed(
     """Write the features of images as Parquet parts.
 
     They are for search, probes and other programs. Existing parts are not computed again, so a killed job resumes
-    where it stopped. The command that makes the last part verifies that each image is present once.
+    where it stopped. The command that makes the last part verifies that each image is present once, and its exit code
+    is 1 if some could not be read.
     """
     from vitruvian.table_file import is_table
 
@@ -215,8 +216,10 @@ def embed(
 
     encoder = model if bulk.on else Encoder(model, **vars(options))
     run_embed(data, encoder, out, dtype=dtype, **vars(bulk), track=partial(track, label="images", amount=int))
-    finish_job(out, merged, f"vectors to {out}", as_json=as_json)
+    failed = finish_job(out, merged, f"vectors to {out}", as_json=as_json)
     print_status(f"`vit similar IMAGE --in {out}` searches them")
+    if failed:
+        raise typer.Exit(1)
 
 
 def check_merged(merged: Path | None) -> None:

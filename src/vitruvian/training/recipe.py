@@ -382,7 +382,7 @@ FROM_DATA = dict.fromkeys(("num_classes", "classes", "num_labels"), "the data, w
 def names_elsewhere() -> dict[str, str]:
     """Our settings by their names in other libraries."""
     content = parse_toml((files("vitruvian") / "other_names.toml").read_bytes(), "other_names.toml")
-    return {other: name for name, others in content.items() for other in others.split()}
+    return {other: name for name, others in content["settings"].items() for other in others.split()}
 
 
 RECIPES = files("vitruvian") / "recipes"
