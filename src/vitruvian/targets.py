@@ -260,5 +260,6 @@ KINDS = {
     "ordinal": replace(NUMBERS, title="classes in an order", parse=parse_levels),
 }
 """The kinds of targets by name."""
+LOWER_IS_BETTER = ("loss", "mae", "rmse", "hamming", "coverage")  # of their metrics
 
 SINGLE = Target()

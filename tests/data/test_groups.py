@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from vitruvian.data.doctor import overlap
 from vitruvian.data.doctor.overlap import split_notes
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.groups import assign_folds, assign_groups, group_numbers, hold_out_groups, values_by
@@ -153,7 +154,7 @@ def test_an_image_without_a_group_is_an_error(tmp_path):
         group_numbers(source)
 
 
-def test_groups_and_near_duplicates_across_given_splits_are_reported(tmp_path):
+def test_groups_and_near_duplicates_across_given_splits_are_reported(tmp_path, monkeypatch):
     rows = make_photos(tmp_path, copies=True)
     dataset = open_dataset(write_csv(tmp_path / "photos.csv", rows))
     first, second = split_notes(dataset.train, dataset.splits["val"], "the split 'val'", "camera")
@@ -161,3 +162,8 @@ def test_groups_and_near_duplicates_across_given_splits_are_reported(tmp_path):
     assert second.startswith("6 images are near duplicates of a training image, such as cat/cam0_1.png")
     train, held, text = hold_out_groups(Concat(list(dataset.splits.values()), name="all"), 0.3, 0, "camera")
     assert list(split_notes(train, held, text, "camera")) == []
+    monkeypatch.setattr(overlap, "MOST_COMPARED", len(train) + len(held) - 1)
+    (note,) = split_notes(train, held, text, "camera")
+    assert (
+        note == "near duplicates across the split were not looked for in more than 11 images; `vit doctor` finds them"
+    )

@@ -1,10 +1,13 @@
 """Plans: what is counted is right, what is measured is near what is known, on this machine and on clusters."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import vitruvian.training.planning as planning
 from vitruvian.cost import multiply_adds
+from vitruvian.data.loader import Batch
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.training import objective
 from vitruvian.training.initial_model import config_of, model_for
@@ -129,6 +132,25 @@ def test_a_slow_step_is_measured_on_part_of_its_batch_without_multiplying_what_t
     assert planned().step_seconds <= 4.0 * 32 / 4 + 0.5
     monkeypatch.setattr(planning, "time_step", lambda trainer, batch: 3.0 * len(batch))
     assert planned().step_seconds == pytest.approx(3.0 * 32, abs=0.5)
+
+
+def test_a_step_takes_its_mean_time_because_the_time_of_a_run_is_a_sum(monkeypatch):
+    now, two = [0.0], torch.zeros(2)
+    monkeypatch.setattr(planning, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(planning, "measure_bytes", lambda trainer, batch, count: 0)
+
+    def batches():
+        for number in range(9):
+            now[0] += 4.0 if number and number % 4 == 0 else 0.0  # two of eight batches are late
+            yield Batch(pixels=two, labels=two, indices=two, weights=two, unreadable=[])
+
+    def step(trainer, batch):
+        now[0] += 1.0
+        return 1.0
+
+    monkeypatch.setattr(planning, "time_step", step)
+    trainer = SimpleNamespace(recipe=SimpleNamespace(aug_repeats=1))
+    assert planning.measure_steps(trainer, batches(), seconds=100)[:2] == (9, 1.0 + 8.0 / 8)
 
 
 @pytest.mark.parametrize(

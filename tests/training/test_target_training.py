@@ -104,6 +104,7 @@ def test_a_sweep_selects_by_mean_average_precision(data, tmp_path):
         best = (min if metric == "mae" else max)(sweep.dev, key=lambda trial: trial.measures[metric])
         assert sweep.chosen_lr == best.lr
         assert sweep.to_json()[metric]["mean"] > 0
+        assert load(sweep.folder).meta.source == str(sweep.test[0].folder / "model")
 
 
 def objective(target="multi", **settings):

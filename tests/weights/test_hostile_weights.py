@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from vitruvian.errors import CheckpointError
-from vitruvian.weights.load import load
+from vitruvian.weights.load import best_trial, load
 
 QUICK = settings(
     max_examples=40, deadline=5000, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -194,3 +194,10 @@ def test_a_damaged_record_of_a_sweep_is_one_line(tmp_path, trial):
     (tmp_path / "sweep.json").write_text(json.dumps({"trials": trials}))
     with pytest.raises(CheckpointError, match=r"sweep.json: (damaged or not supported|not valid JSON: a number has)"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(("metric", "best"), [("top1", "b"), ("map", "b"), ("mae", "a")])
+def test_the_best_trial_of_a_sweep_depends_on_its_metric(tmp_path, metric, best):
+    trials = [{"kind": "test", "state": "done", "folder": name, metric: value} for name, value in (("a", 1), ("b", 2))]
+    (tmp_path / "sweep.json").write_text(json.dumps({"metric": "top1", "trials": trials}))
+    assert best_trial(tmp_path) == tmp_path / best

@@ -86,8 +86,8 @@ def doctor(
     elif out is not None and out.suffix.lower() == ".csv":
         raise typer.BadParameter("a .csv needs --drop, --apply or --against; the page is .html", param_hint="--out")
     dataset = open_dataset(data, target=target or "auto", accepts=KINDS)
-    if dataset.target != "single" and (review is not None or drop is not None):
-        raise typer.BadParameter("--review and --drop are for one class per image")
+    if dataset.target != "single" and review is not None:
+        raise typer.BadParameter("--review is for one class per image; --out page.html lists doubtful labels")
     values = None
     if model is not None:
         with quick_imports():
@@ -119,7 +119,9 @@ def doctor(
     if out is not None and drop is not None:
         dropped = {name: diagnosis.droppable[name] for name in split_names(drop)}
         removed = frozenset().union(*dropped.values())
-        count = write_manifest(data, out, lambda position, label: None if position in removed else label)
+        count = write_manifest(
+            data, out, lambda position, label: None if position in removed else label, target=target or "auto"
+        )
         left_out = ", ".join(f"{len(images):,} {name}" for name, images in dropped.items())
         print_status(f"wrote {out} with {plural(count, 'image')}; left out: {left_out}; {data} is unchanged")
     elif out is not None:

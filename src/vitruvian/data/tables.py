@@ -23,7 +23,7 @@ from vitruvian.errors import DataError, ImageError, argument, nearest, parsing, 
 from vitruvian.files import parse_json, parse_object, read_bytes, read_object
 from vitruvian.targets import AUTO, SEPARATOR, TargetSpec
 from vitruvian.tasks import DATA_VARIABLE, data_root
-from vitruvian.text import natural_key, printable
+from vitruvian.text import brief, natural_key, printable
 
 OPTIONAL = ("split", "weight")
 SEVERAL = "labels"  # a column with several labels per image
@@ -104,11 +104,13 @@ def open_manifest(files: list[Path], name: str, target: TargetSpec = AUTO) -> Da
         source.manifest, source.layout, source.split = path, layout, split
         find_root(source, [path.parent], path)
     notes = [*stored.notes, *(tag_notes(stored.classes) if layout.target == "single" else ())]
+    if layout.target == "number" and target.kind == "auto":
+        notes.append(f"no column 'label': the targets are the numbers in {brief(layout.columns or ())}")
     return make_dataset(name, sources, notes, target=layout.target, columns=layout.columns)
 
 
 def find_layout(first: Mapping[str, Any], target: TargetSpec) -> Layout:
-    """The layout of a manifest with this first row. Columns count as labels only if they hold 0, 1 or nothing."""
+    """The layout of a manifest with this first row. Without a column of labels, the others are 0 and 1, or numbers."""
     kind, label = target.kind, SEVERAL if SEVERAL in first and "label" not in first else "label"
     if target.columns:
         return Layout(kind, columns=target.columns)
@@ -118,10 +120,21 @@ def find_layout(first: Mapping[str, Any], target: TargetSpec) -> Layout:
         is_list = label == SEVERAL or isinstance(first[label], list)
         return Layout(("multi" if is_list else "single") if kind == "auto" else kind, label)
     others = tuple(column for column in first if column not in NO_TARGETS)
-    are_flags = all(cell_text(first[column]) in ("", "0", "1", "0.0", "1.0") for column in others)
+    cells = [cell_text(first[column]) for column in others]
+    are_flags = all(cell in ("", "0", "1", "0.0", "1.0") for cell in cells)
+    if kind == "auto" and others and not are_flags and all(map(is_number, cells)):
+        kind = "number"
     if kind == "number" or (kind in ("auto", "multi") and others and are_flags):
         return Layout("multi" if kind == "auto" else kind, columns=others or None)
     return Layout("single" if kind == "auto" else kind)
+
+
+def is_number(text: str) -> bool:
+    """Whether a cell is empty or a number."""
+    try:
+        return math.isfinite(float(text or 0))
+    except ValueError:
+        return False
 
 
 def cell_text(value: Any) -> str:

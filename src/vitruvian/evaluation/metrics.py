@@ -44,7 +44,6 @@ TARGET_NAMES = {
     "correlation": "correlation",
 }
 """Display names of the metrics of several labels and of numbers."""
-LOWER_IS_BETTER = ("loss", "mae", "rmse", "hamming", "coverage")
 METRIC_TEXTS = {
     "top1": "top-1 {:.2f}%",
     "map": "mAP {:.2f}%",

@@ -19,11 +19,11 @@ from markupsafe import Markup
 
 from vitruvian.data.formats import BUILT_IN
 from vitruvian.errors import ConfigError, Interrupted, TrainingError, argument
-from vitruvian.evaluation.metrics import LOWER_IS_BETTER, MEASURE_NAMES, TARGET_NAMES
+from vitruvian.evaluation.metrics import MEASURE_NAMES, TARGET_NAMES
 from vitruvian.files import read_json, read_object, write_json, write_text
 from vitruvian.progress import print_notes, print_status
 from vitruvian.report.html import PAGE, render
-from vitruvian.targets import KINDS
+from vitruvian.targets import KINDS, LOWER_IS_BETTER
 from vitruvian.tasks import SEEDS, Metric, Task, task_of_data
 from vitruvian.text import format_duration
 from vitruvian.training.distributed import Processes, process_group

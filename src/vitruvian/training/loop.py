@@ -26,12 +26,12 @@ from vitruvian.data.augment import mix, normalize
 from vitruvian.data.loader import Batch, Loader
 from vitruvian.data.order import generator_for, hash_words
 from vitruvian.errors import Interrupted, NotFiniteError, TrainingError
-from vitruvian.evaluation.metrics import LOWER_IS_BETTER
 from vitruvian.evaluation.target_metrics import TargetMeasures
 from vitruvian.files import write_json
 from vitruvian.model.build import Model, empty
 from vitruvian.model.lora import merge_state
 from vitruvian.progress import print_status
+from vitruvian.targets import LOWER_IS_BETTER
 from vitruvian.text import brief, describe_error
 from vitruvian.training.checkpoint import Checkpoints, Position, live_tensors, read_tensors, write_digests
 from vitruvian.training.distributed import Processes, average_buffers, full_tensor, fully_shard, no_sync, reshard

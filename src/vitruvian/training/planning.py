@@ -317,7 +317,7 @@ def measure_steps(trainer: Trainer, batches: Iterator[Batch], *, seconds: float)
     while images < size and work < SLOW_SECONDS / 2:
         images = min(size, 2 * images)
         work = time_step(trainer, head_of(batch, images))
-    waits, works = [0.0], [work]
+    waits, works = list[float](), [work]
     end = time.perf_counter() + seconds
     while len(works) < MAX_STEPS and (time.perf_counter() < end or len(works) < 2):
         before = time.perf_counter()
@@ -328,12 +328,12 @@ def measure_steps(trainer: Trainer, batches: Iterator[Batch], *, seconds: float)
         works.append(time_step(trainer, head_of(following, images)))
     # An optimizer such as Muon takes the same time for any number of images, so two sizes are needed to tell the cost
     # of an image; with only one, the time is taken to be proportional to the images.
-    work = statistics.median(works)
+    work = statistics.fmean(works)  # not the median: the time of a run is a sum
     few = len(first)
     per_image = work / images  # at most, whatever a busy machine makes of the difference
     if images > few:
         per_image = min(per_image, max(0.0, work - first_work) / (images - few))
-    return len(works), statistics.median(waits) + work + per_image * (size - images), step_bytes
+    return len(works), statistics.fmean(waits or [0.0]) + work + per_image * (size - images), step_bytes
 
 
 def measure_bytes(trainer: Trainer, batch: Batch, count: int) -> int:

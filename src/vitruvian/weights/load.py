@@ -20,6 +20,7 @@ from vitruvian.model.positions import interpolate_factors, interpolate_positions
 from vitruvian.model.vit import ViT
 from vitruvian.progress import print_status
 from vitruvian.settings import Size, as_size, validate_field
+from vitruvian.targets import KINDS, LOWER_IS_BETTER
 from vitruvian.text import plural
 from vitruvian.weights.adapter import is_adapter, read_adapter
 from vitruvian.weights.checkpoint_files import read_checkpoint
@@ -211,18 +212,20 @@ def published_name(source: str | Path) -> str:
 def best_trial(sweep: Path) -> Path:
     """The run with the best result of a fine-tuning sweep, which is reported on stderr."""
     record = read_object(sweep / SWEEP_FILE, raises=CheckpointError)
-    metric = "mean_per_class" if record.get("metric") == "mean_per_class" else "top1"
-    trials = record.get("trials")
     with parsing(sweep / SWEEP_FILE, CheckpointError):
-        tests = [trial for trial in trials or () if trial.get("kind") == "test"]
-        results = {str(trial.get("folder")): float(trial[metric]) for trial in tests if trial.get("state") == "done"}
+        tests = [t for t in record.get("trials") or () if t.get("kind") == "test" and t.get("state") == "done"]
+        names = (row.metrics[0] for row in KINDS.values())
+        metric = next((name for name in names if any(name in trial for trial in tests)), "top1")
+        if record.get("metric") == "mean_per_class":
+            metric = "mean_per_class"
+        results = {str(trial.get("folder")): float(trial[metric]) for trial in tests}
     if not results:
         raise CheckpointError(
             "no trial of this fine-tuning has finished", where=sweep, hint="run the same `vit finetune` to resume it"
         )
-    best = max(results, key=results.__getitem__)
+    best = (min if metric in LOWER_IS_BETTER else max)(results, key=results.__getitem__)
     count = plural(len(results), "finished trial")
-    print_status(f"note: {sweep} has {count}; using {best} with {results[best]:.2f}% accuracy")
+    print_status(f"note: {sweep} has {count}; using {best} with {metric} {results[best]:.4g}")
     return sweep / Path(best).name
 
 

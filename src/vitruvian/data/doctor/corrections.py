@@ -70,13 +70,15 @@ def check_manifest(data: str | Path, out: Path) -> None:
         raise FileError("inside the data", where=out, hint=f"write it beside {path}")
 
 
-def write_manifest(data: str | Path, out: Path, label_of: Callable[[Position, str], str | None]) -> int:
+def write_manifest(
+    data: str | Path, out: Path, label_of: Callable[[Position, str], str | None], target: str = "auto"
+) -> int:
     """Write a manifest of a dataset of files with the labels that `label_of` returns; None leaves an image out.
 
     The other columns of a manifest are kept. Returns the number of images in the new one.
     """
     check_manifest(data, out)
-    dataset = open_dataset(data, accepts=KINDS)
+    dataset = open_dataset(data, target=target, accepts=KINDS)
     splits = {name: part.source if isinstance(part, TargetSource) else part for name, part in dataset.splits.items()}
     sources = {name: source for name, source in splits.items() if isinstance(source, FolderSource)}
     if len(sources) < len(splits):

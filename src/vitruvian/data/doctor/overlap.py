@@ -150,7 +150,11 @@ def split_notes(
                 f"{len(both):,} of {plural(len(groups), 'group')} in {held_is} {'is' if len(both) == 1 else 'are'} "
                 f"also trained on, such as {printable(both[0])!r}: the accuracy will be too high"
             )
-    if train.remote or train.draws or held.draws or len(train) + len(held) > MOST_COMPARED:
+    if train.remote or train.draws or held.draws:
+        return
+    if len(train) + len(held) > MOST_COMPARED:
+        limit = f"in more than {MOST_COMPARED:,} images; `vit doctor` finds them"
+        yield f"near duplicates across the split were not looked for {limit}"
         return
     scanned = scan({"train": train, "held out": held}, workers=0, track=track)
     side, copies = scanned.records["split"], []

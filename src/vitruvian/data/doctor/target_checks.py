@@ -46,10 +46,11 @@ def check_targets(scan: Scan, groups: Sequence[Rows], table: TargetTable, vector
         yield from implied_labels(values, names)
     else:
         yield from far_values(scan, rows, values, names)
+    features = partial(checks.rows_of_sketches, scan.sketches)
+    if vectors is not None:  # NaN for an image without features
+        has_features = np.isfinite(vectors[rows, 0])
+        rows, values, features = rows[has_features], values[has_features], partial(checks.rows_of_vectors, vectors)
     if len(rows) > NEIGHBORS:
-        features = partial(checks.rows_of_sketches, scan.sketches)
-        if vectors is not None:
-            features = partial(checks.rows_of_vectors, vectors)
         near = checks.neighbors(features, rows, checks.group_leaders(len(scan.records), groups))
         position = np.full(len(scan.records), -1)
         position[rows] = np.arange(len(rows))
