@@ -39,6 +39,7 @@ Folds = Annotated[
 ARCH = option("NAME", "Architecture to train from scratch, with random weights (`vit models`).", "--arch")
 AUTO_RESUME = flag("--auto-resume", "Resume the run in --out if there is one, else start it.", opt.ADVANCED)
 CLUSTER = option("'N x NAME'", "With --plan: estimate for other machines, such as '64 x A100'.", panel=opt.ADVANCED)
+SOUP = "Average the weights of the seeds, and with the starting weights; kept if better on the dev split."
 RECIPE = option("NAME", "A recipe or a TOML file [default: the task's, or finetune-small].")
 
 
@@ -230,6 +231,7 @@ def finetune(
     quick: Quick = False,
     lrs: Annotated[str | None, option("LR,LR,...", "Learning rates to sweep, instead of the recipe's.")] = None,
     seeds: Seeds = SEEDS,
+    soup: Annotated[bool, flag("--soup", SOUP)] = False,
     folds: Folds = None,
     steps: Annotated[int | None, option("N", "Training steps of each trial.", min=1)] = None,
     minutes: Minutes = None,
@@ -249,8 +251,8 @@ def finetune(
     from vitruvian.training.trackers import open_trackers
 
     listeners = open_trackers(track or ())
-    if folds is not None and (seeds != SEEDS or minutes is not None):
-        raise typer.BadParameter("--folds trains each fold once, without --seeds and --minutes")
+    if folds is not None and (seeds != SEEDS or soup or minutes is not None):
+        raise typer.BadParameter("--folds trains each fold once, without --seeds, --soup and --minutes")
     set_data_root(data_root)
     changes = options.changes(steps=steps)
     if minutes is not None and {"epochs", "steps"} & changed_keys(changes):
@@ -264,7 +266,7 @@ def finetune(
         lrs=() if lrs is None else parse_lrs(lrs),
         seeds=seeds,
     )
-    protocol = protocol.quick() if quick else protocol
+    protocol = replace(protocol.quick() if quick else protocol, soup=soup)
     protocol = protocol if minutes is None else protocol.within(minutes, changed_keys(changes))
     if folds is not None:
         from vitruvian.training.folds import cross_validate
@@ -287,8 +289,9 @@ def print_sweep(sweep: Sweep) -> None:
     for trial in sweep.trials:
         measures = trial.measures
         accuracies = [f"{measures[k]:.2f}{UNITS.get(k, '')}" if measures else trial.state for k in sweep.metrics]
-        chosen = "chosen" if trial.kind == "dev" and trial.lr == sweep.chosen_lr else ""
-        purpose = {"dev": "choosing the lr", "test": "result"}[trial.kind]
+        chosen = "chosen" if trial in sweep.dev and trial.lr == sweep.chosen_lr else ""
+        purpose = "result" if trial.kind == "test" else "choosing the lr"
+        purpose = "choosing the average" if trial in sweep.dev_seeds else purpose
         rows.append((trial.name, f"{trial.lr:g}", str(trial.seed), purpose, *accuracies, chosen))
     names = {name: METRICS[name].removesuffix(" accuracy") for name in sweep.metrics}
     print(table(("trial", ">lr", ">seed", "for", *(f">{name}" for name in names.values()), ""), rows))
@@ -298,8 +301,11 @@ def print_sweep(sweep: Sweep) -> None:
     print(f"\n{', '.join(means)} ({runs})")
     print(f"measured on {sweep.measured_on}")
     best = next(trial for trial in sweep.test if trial.state == "done")
+    if sweep.soup is not None:
+        print(sweep.soup)
     print(f"report: {sweep.folder / 'report.html'}")
-    print(f"model: {best.folder} (vit predict IMAGES --model {best.folder})")
+    folder = sweep.folder if sweep.soup and sweep.soup.kept else best.folder
+    print(f"model: {folder} (vit predict IMAGES --model {folder})")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,6 +50,7 @@ from vitruvian.training.run_folder import (
     lock_folder,
     series_folder,
 )
+from vitruvian.training.soup import Soup, make_soup
 from vitruvian.training.splits import NO_TRANSFORMS, DataRef, continue_from, split_data
 from vitruvian.training.train import check_start, resume, train
 from vitruvian.weights.description import fingerprint
@@ -102,6 +103,7 @@ class Protocol:
     lrs: tuple[float, ...]  # to select from on the dev split
     seeds: int = SEEDS  # number of runs to average on the test split
     metric: Metric = "top1"  # that is reported and selected by
+    soup: bool = False  # whether to average the seeds' weights, which needs a run without the dev split for each
 
     def __post_init__(self) -> None:
         if not self.recipe.weights:
@@ -117,6 +119,12 @@ class Protocol:
         lr = self.recipe.lr if self.recipe.lr in self.lrs else self.lrs[0]
         return replace(self, lrs=(lr,), seeds=1)
 
+    @property
+    def trials(self) -> int:
+        """Number of runs."""
+        choosing = len(self.lrs) if len(self.lrs) > 1 else 0
+        return choosing + self.seeds + (self.seeds - bool(choosing) if self.soup else 0)
+
     def within(
         self, minutes: float, keys: Container[str] = (), report: Callable[[str], None] = print_status
     ) -> Protocol:
@@ -124,7 +132,7 @@ class Protocol:
 
         `report` receives what was chosen.
         """
-        trials = self.seeds + (len(self.lrs) if len(self.lrs) > 1 else 0)
+        trials = self.trials
         recipe, notes = fit_minutes(DataRef(self.data), self.recipe.replace(validation="dev"), minutes / trials, keys)
         for note in notes:
             report(f"note: {note}, for each of {trials} trials")
@@ -148,11 +156,13 @@ class Sweep:
     folder: Path
     protocol: Protocol
     dev: tuple[Trial, ...] = ()
+    dev_seeds: tuple[Trial, ...] = ()  # with the chosen lr and other seeds, to choose an average of the weights
     test: tuple[Trial, ...] = ()
+    soup: Soup | None = None
 
     @property
     def trials(self) -> tuple[Trial, ...]:
-        return (*self.dev, *self.test)
+        return (*self.dev, *self.dev_seeds, *self.test)
 
     @property
     def unreadable(self) -> dict[str, str]:
@@ -207,6 +217,7 @@ class Sweep:
             "measured_on": self.measured_on,
             "finished": self.finished,
             **{name: mean_and_std(self.values(name)) for name in self.metrics},
+            "soup": None if self.soup is None else self.soup.to_json(),
             "trials": [trial.to_json() for trial in self.trials],
             "recipe": self.protocol.recipe.to_json(),
         }
@@ -325,10 +336,10 @@ def finetune(
             runs = []
             for trial in trials:
                 settings = recipe.replace(lr=trial.lr, seed=trial.seed, validation=trial.kind)
-                purpose = "to select the learning rate"
+                purpose = "to select the learning rate" if trial in sweep.dev else f"seed {trial.seed}, for the average"
                 if trial.kind == "test":  # evaluated once, at the end
                     settings, purpose = settings.replace(eval_every=0), f"seed {trial.seed}, for the result"
-                position = f"trial {sweep.trials.index(trial) + 1} of {len(sweep.dev) + protocol.seeds}"
+                position = f"trial {sweep.trials.index(trial) + 1} of {protocol.trials}"
                 runs.append((trial.folder, settings, f"{position}: lr {trial.lr:g}, {purpose}"))
             record = partial(write_sweep, sweep)
             train_series(runs, data, processes, listeners=listeners, report=report, record=record)
@@ -351,6 +362,18 @@ def finetune(
         train_trials(sweep, sweep.test)
         if not processes.broadcast(sweep.values()):
             raise failure(sweep.test[0], "with every seed")
+        if protocol.soup:
+            chosen = [trial for trial in sweep.dev if trial.lr == lr]
+            missing = [trial for trial in sweep.test if trial.seed not in {trial.seed for trial in chosen}]
+            extra = [replace(t, kind="dev", folder=folder / f"dev-lr-{lr}-seed-{t.seed}") for t in missing]
+            sweep = replace(sweep, dev_seeds=tuple(extra))
+            train_trials(sweep, extra)
+            runs = [[t.folder for t in trials if t.state == "done"] for trials in ((*chosen, *extra), sweep.test)]
+            soup = make_soup(*runs, data, folder, sweep.metric, processes) if runs[0] else None
+            sweep = replace(sweep, soup=soup)
+            if processes.is_main:
+                write_sweep(sweep)
+                report(str(soup or "no average: training diverged with every seed"))
         return sweep
 
 
@@ -445,7 +468,7 @@ def write_sweep(sweep: Sweep) -> None:
     tiles = {METRICS[k]: f"{format_mean(sweep.values(k))} {UNITS.get(k, '')}" for k in sweep.metrics} | chosen
     headings = [f">{METRICS[name]}" for name in sweep.metrics]
     done = sum(trial.state == "done" for trial in sweep.trials)
-    progress = f"{done} of {len(sweep.dev) + sweep.protocol.seeds} trials done"
+    progress = f"{done} of {sweep.protocol.trials} trials done"
     # The sweep may have replaced the recipe's learning rates.
     lrs = {"lr": sweep.chosen_lr or "not chosen yet", "lrs": sweep.protocol.lrs}
     page = render(
@@ -455,7 +478,8 @@ def write_sweep(sweep: Sweep) -> None:
         tile_values=tiles if sweep.values() else {},
         failed=[trial.name for trial in sweep.trials if trial.state == "failed"],
         titles=["trial", ">lr", ">seed", *headings, ">loss", "time", "state"],
-        dev_trials=[trial_row(sweep, trial) for trial in sweep.dev],
+        dev_trials=[trial_row(sweep, trial) for trial in (*sweep.dev, *sweep.dev_seeds)],
+        soup=str(sweep.soup or ""),
         test_trials=[trial_row(sweep, trial) for trial in sweep.test],
         measured_on=sweep.measured_on or "test images",
         settings=sweep.protocol.recipe.report_settings() | lrs,
@@ -470,6 +494,6 @@ def trial_row(sweep: Sweep, trial: Trial) -> list[object]:
     if measures:
         accuracies = [f"{measures[key]:.2f} {UNITS.get(key, '')}" for key in sweep.metrics]
         numbers = [*accuracies, f"{measures['loss']:.4f}", format_duration(measures["seconds"])]
-    is_chosen = trial.kind == "dev" and trial.lr == sweep.chosen_lr
+    is_chosen = trial in sweep.dev and trial.lr == sweep.chosen_lr
     name = link if state == "done" else trial.name
     return [name, f"{trial.lr:g}", trial.seed, *numbers, "chosen" if is_chosen else state]

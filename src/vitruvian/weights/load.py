@@ -31,6 +31,7 @@ from vitruvian.weights.parse import LoadHints, count_blocks, parse_checkpoint, s
 
 RUN_FILE, SWEEP_FILE = "run.json", "sweep.json"
 """Files that mark the folder of a training run, and that of a fine-tuning sweep."""
+SOUP_FOLDER = "soup"  # of a sweep, with the average of its seeds' weights
 
 Head = Literal["keep", "new"]
 
@@ -219,10 +220,14 @@ def best_trial(sweep: Path) -> Path:
         if record.get("metric") == "mean_per_class":
             metric = "mean_per_class"
         results = {str(trial.get("folder")): float(trial[metric]) for trial in tests}
+        is_averaged = bool((record.get("soup") or {}).get("kept"))
     if not results:
         raise CheckpointError(
             "no trial of this fine-tuning has finished", where=sweep, hint="run the same `vit finetune` to resume it"
         )
+    if is_averaged:
+        print_status(f"note: using the average of the seeds in {sweep / SOUP_FOLDER}")
+        return sweep / SOUP_FOLDER
     best = (min if metric in LOWER_IS_BETTER else max)(results, key=results.__getitem__)
     count = plural(len(results), "finished trial")
     print_status(f"note: {sweep} has {count}; using {best} with {metric} {results[best]:.4g}")
