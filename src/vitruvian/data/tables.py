@@ -122,19 +122,11 @@ def find_layout(first: Mapping[str, Any], target: TargetSpec) -> Layout:
     others = tuple(column for column in first if column not in NO_TARGETS)
     cells = [cell_text(first[column]) for column in others]
     are_flags = all(cell in ("", "0", "1", "0.0", "1.0") for cell in cells)
-    if kind == "auto" and others and not are_flags and all(map(is_number, cells)):
+    if kind == "auto" and not are_flags and re.fullmatch(r"[-+.\deE]*", "".join(cells)):
         kind = "number"
     if kind == "number" or (kind in ("auto", "multi") and others and are_flags):
         return Layout("multi" if kind == "auto" else kind, columns=others or None)
     return Layout("single" if kind == "auto" else kind)
-
-
-def is_number(text: str) -> bool:
-    """Whether a cell is empty or a number."""
-    try:
-        return math.isfinite(float(text or 0))
-    except ValueError:
-        return False
 
 
 def cell_text(value: Any) -> str:
