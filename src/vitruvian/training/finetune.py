@@ -368,8 +368,9 @@ def finetune(
             extra = [replace(t, kind="dev", folder=folder / f"dev-lr-{lr}-seed-{t.seed}") for t in missing]
             sweep = replace(sweep, dev_seeds=tuple(extra))
             train_trials(sweep, extra)
-            runs = [[t.folder for t in trials if t.state == "done"] for trials in ((*chosen, *extra), sweep.test)]
-            soup = make_soup(*runs, data, folder, sweep.metric, processes) if runs[0] else None
+            dev_runs = [trial.folder for trial in (*chosen, *extra) if trial.state == "done"]
+            test_runs = [trial.folder for trial in sweep.test if trial.state == "done"]
+            soup = make_soup(dev_runs, test_runs, data, folder, sweep.metric, processes) if dev_runs else None
             sweep = replace(sweep, soup=soup)
             if processes.is_main:
                 write_sweep(sweep)
