@@ -68,7 +68,7 @@ OPTIONS = {
     "--val-fraction --group-by --patience --precision --device --workers --set --resume --plan --cluster --recipes "
     "--settings --auto-resume --minutes --add-classes --target",
     "finetune": "--folds --track "
-    "--from --model -m --out --recipe --task --quick --lrs --seeds --steps --image-size --freeze --lora "
+    "--from --model -m --out --recipe --task --quick --lrs --seeds --soup --steps --image-size --freeze --lora "
     "--val-fraction --group-by --patience --precision --device --epochs --lr --batch-size --seed --workers --set "
     "--data-root --json --minutes --target",
     "probe": "--folds --predictions --target "
