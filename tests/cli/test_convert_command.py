@@ -33,3 +33,10 @@ def test_what_cannot_be_converted_is_one_line(vit, weights, tmp_path):
     code, out, err = vit("convert", weights, tmp_path / "x.npz", "--to", "timm")
     assert (code, out) == (1, "")
     assert err.splitlines()[-1].startswith(f"error: {tmp_path / 'x.npz'}: timm weights are a file with suffix ")
+
+
+def test_weights_are_not_written_into_a_folder_that_is_called_like_a_graph(vit, weights, tmp_path):
+    code, _, err = vit("convert", weights, tmp_path / "model.onnx")
+    assert code == 1
+    assert "native weights are a folder, not a file; `vit export SRC" in err
+    assert not (tmp_path / "model.onnx").exists()

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import zipfile
 
 import pytest
 import typer
@@ -481,6 +482,24 @@ MISTAKES = {
     "onnx": (("convert", "a", "b", "--to", "onnx"), 2, "use `vit export SRC DST --to onnx`"),
     "a zip": (("train", "photos.zip"), 1, "download it again, or unpack it and pass the folder"),
     "a URL": (("predict", "https://example.org/cat.jpg"), 1, "https://example.org/cat.jpg: cannot be downloaded"),
+    "a misspelled run beside the data": (("predict", "a.jpg", "--model", "pets-11"), 1, "did you mean pets-1 "),
+    "a run as data": (("train", "pets-1"), 1, "pets-1: a training run, not images; `--from pets-1` starts from its"),
+    "the record of a run": (
+        ("predict", "a.jpg", "--model", "pets-1/run.json"),
+        1,
+        "pass the folder pets-1, or a file of",
+    ),
+    "a zip as weights": (
+        ("predict", "a.jpg", "--model", "w.zip"),
+        1,
+        "w.zip: a zip archive without weights; unpack it",
+    ),
+    "a list of images": (
+        ("predict", "m.csv"),
+        1,
+        "m.csv: a dataset, not an image; `vit predict` takes it with a folder",
+    ),
+    "settings of hydra": (("train", "digits", "epochs=3"), 2, "epochs=3; options are written --epochs 3"),
     "an option without effect": (("train", "digits", "--plan", "--out", "run"), 2, "--out has no effect with --plan"),
 }
 
@@ -491,6 +510,11 @@ def test_a_typical_mistake_is_answered_with_what_to_do(vit, tmp_path, monkeypatc
     (tmp_path / "photos.zip").touch()
     (tmp_path / "a.jpg").touch()
     (tmp_path / "runs" / "photos-1").mkdir(parents=True)
+    (tmp_path / "pets-1").mkdir()
+    (tmp_path / "pets-1" / "run.json").write_text("{}")
+    (tmp_path / "pets-1" / "metrics.jsonl").write_text("{}")
+    with zipfile.ZipFile(tmp_path / "w.zip", "w") as archive:
+        archive.writestr("cat/1.jpg", b"")
     arguments, code, answer = MISTAKES[mistake]
     ran = vit(*arguments)
     assert ran.code == code

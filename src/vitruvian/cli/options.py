@@ -79,7 +79,12 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
-            used: list[Any] = [] if ctx.resilient_parsing else self.make_parser(ctx).parse_args(list(args))[2]
+            used: list[Any] = []
+            if not ctx.resilient_parsing:
+                _, extra, used = self.make_parser(ctx).parse_args(list(args))
+                for name, sign, value in (word.partition("=") for word in extra):
+                    if sign and name.isidentifier():  # as hydra and ultralytics write it
+                        ctx.fail(f"unexpected argument {name}={value}; options are written --{name} {value}")
         except Exception as error:
             if hasattr(error, "possibilities") and hasattr(error, "option_name"):  # click's NoSuchOption
                 names = [name for parameter in self.params for name in (*parameter.opts, parameter.metavar or "")]

@@ -40,7 +40,10 @@ def open_folder(folders: list[Path], name: str) -> Dataset:
         tables = [path.name for path in files if path.suffix.lower() in (".csv", ".tsv", ".jsonl", ".parquet")]
         reason = f"no images in class folders ({'; '.join(stored.notes) or 'the folder is empty'})"
         hint = "expected one folder of images per class"
-        if tables:
+        if (root / "run.json").is_file():
+            reason = "a training run, not images"
+            hint = f"`--from {name}` starts from its weights, `--resume {name}` continues it"
+        elif tables:
             reason, hint = f"contains {tables[0]}, but no class folders", f"pass {root / tables[0]}"
         elif loose:
             reason = f"{len(loose)} images without labels"
@@ -181,7 +184,11 @@ def find_images(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     In folders, images are recognized by their extension; the other files are counted in notes on stderr.
     """
     images: list[str] = []
-    for path in (os.fspath(path) for path in paths):
+    names = [os.fspath(path) for path in paths]
+    if len(names) == 1 and names[0].lower().endswith((".csv", ".tsv", ".jsonl", ".json", ".parquet", ".tar")):
+        hint = "`vit predict` takes it with a folder as --out, `vit evaluate` and `vit train` take it as it is"
+        raise DataError("a dataset, not an image", where=printable(names[0]), hint=hint)
+    for path in names:
         folder = path
         if path.lower().endswith(".zip") and os.path.isfile(path):
             extracted, notes = extract_zip(Path(path))

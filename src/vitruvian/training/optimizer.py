@@ -103,7 +103,9 @@ def freeze(model: Model, recipe: Recipe) -> None:
     names = [name for name, _ in model.named_parameters()]
     for pattern in recipe.freeze:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise UnknownNameError("parameters to freeze", pattern, names, see="(* matches anything)")
+            raise UnknownNameError(
+                "parameters to freeze", pattern, names, see="(such as 'embed.*,blocks.*'; * matches anything)"
+            )
     count = layers_of(model)
     lower = round(recipe.freeze_layers * count)
     for name, parameter in model.named_parameters():

@@ -127,7 +127,10 @@ def sniff(path: Path) -> Format:
         unpacked = sum(member.file_size for member in members)
         if unpacked > max(MAX_FREE_BYTES, MAX_EXPANSION * path.stat().st_size):
             raise CheckpointError(f"the archive would unpack to {unpacked / 2**30:.1f} GiB", where=path)
-        return "npz" if any(member.filename.endswith(".npy") for member in members) else "torch"
+        endings = {member.filename.rpartition(".")[2] for member in members}
+        if not endings & {"npy", "pkl"}:
+            raise DamagedFileError("a zip archive without weights", where=path, hint="unpack it and pass what is in it")
+        return "npz" if "npy" in endings else "torch"
     if start[8:9] == b"{":
         return "safetensors"
     if start.startswith(b"\x80"):
@@ -221,7 +224,8 @@ def read_shards(index: Path) -> Checkpoint:
     """Read all files that an index lists; they must be in its directory."""
     names = read_object(index, raises=CheckpointError).get("weight_map")
     if not isinstance(names, dict) or not names:
-        raise CheckpointError("'weight_map' is missing", where=index)
+        reason = "not an index of weights: 'weight_map' is missing"
+        raise CheckpointError(reason, where=index, hint=f"pass the folder {index.parent}, or a file of weights")
     tensors: dict[str, Tensor] = {}
     kind: Format = "safetensors"
     for name in sorted({str(name) for name in names.values()}):

@@ -118,7 +118,8 @@ def _location(name: str) -> str:
     if re.fullmatch(r"[\w.-]+/(?!\d+(-distilled)?$)[\w.-]+", identifier, re.ASCII):  # `ViT-B/16` is not a repository
         return REPOSITORY_SCHEME + identifier
     see = "(see `vit models PATTERN`; a path or a Hugging Face id like google/vit-base-patch16-224 works too)"
-    unknown = UnknownNameError("weights", name, [*catalog.published_names(), *catalog.VARIANTS], see=see)
+    here = [path.parent.name for kind in ("run", "config") for path in Path().glob(f"*/{kind}.json")]
+    unknown = UnknownNameError("weights", name, [*here, *catalog.published_names(), *catalog.VARIANTS], see=see)
     if "." in name:  # a shape's name has no tag
         raise unknown
     try:

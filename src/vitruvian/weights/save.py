@@ -46,7 +46,7 @@ def save(model: Model, path: str | Path, family: str = "native", *, half: bool =
         write(model, new, family, half=half, text=tower)
 
 
-FILE_SUFFIXES = (".safetensors", ".npz", ".pth")  # refused for a folder
+FILE_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".ckpt", ".bin", ".onnx", ".pt2", ".h5")  # refused for a folder
 
 
 def check_destination(path: Path, family: str) -> Path:
@@ -57,8 +57,9 @@ def check_destination(path: Path, family: str) -> Path:
         return path
     if folders and not path.is_file() and path.suffix not in FILE_SUFFIXES:
         return path
+    hint = f"`vit export SRC {path}` writes graphs" if path.suffix in (".onnx", ".pt2") else ""
     if not suffixes:
-        raise ConversionError(f"{family} weights are a folder, not a file", where=path)
+        raise ConversionError(f"{family} weights are a folder, not a file", where=path, hint=hint)
     or_folder = ", or a folder" if folders else ""
     raise ConversionError(f"{family} weights are a file with suffix {' or '.join(suffixes)}{or_folder}", where=path)
 
