@@ -63,7 +63,9 @@ OPTIONS = {
     "--batch-size --num-heads --image-size --adapter --device --engine --precision --compile",
     "similar": "--in --text --top --model -m --exact --json --out --device",
     "models": "--json --augreg --index",
-    "convert": "--to --labels --template --num-heads --image-size --patch-size --num-classes --half --config --json",
+    "convert": "--to --labels --template --num-heads --image-size --patch-size --num-classes --half --config --json "
+    "--card",
+    "push": "--private --license --report",
     "train": "--folds --track "
     "--recipe --arch --from --model -m --out --epochs --lr --batch-size --seed --image-size --freeze --lora "
     "--val-fraction --group-by --patience --precision --device --workers --set --resume --plan --cluster --recipes "

@@ -14,7 +14,7 @@ from vitruvian.cli.data import datasets, doctor, pack
 from vitruvian.cli.demo import demo
 from vitruvian.cli.evaluate import compare, evaluate, probe
 from vitruvian.cli.explain import explain
-from vitruvian.cli.models import convert, export, models
+from vitruvian.cli.models import convert, export, models, push
 from vitruvian.cli.options import Command
 from vitruvian.cli.predict import embed, predict, similar
 from vitruvian.cli.serve import serve
@@ -47,6 +47,7 @@ GROUPS: dict[str, dict[Callable[..., None], str]] = {
     "Models and speed": {
         models: "vit models B/16",
         convert: "vit convert W.safetensors out/ --to huggingface",
+        push: "vit push runs/photos-1 user/photos --license mit",
         export: "vit export runs/photos-1 model.onnx",
         bench: "vit bench --model runs/photos-1",
         optimize: "vit optimize runs/photos-1 fast/ --calibrate photos/ --max-loss 0.5",

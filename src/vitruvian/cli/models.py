@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -153,6 +154,7 @@ def convert(
     num_classes: Annotated[int | None, NUM_CLASSES] = None,
     half: Annotated[bool, flag("--half", "Store matrices in float16: half the size.")] = False,
     config: Annotated[str | None, CONFIG] = None,
+    card: Annotated[bool, flag("--card", "Write only the model card, a Markdown file.")] = False,
     as_json: Annotated[bool, flag("--json", "Print the certificate as one JSON object.")] = False,
 ) -> None:
     """Convert weights to another format, and compare the outputs.
@@ -166,11 +168,37 @@ def convert(
         from vitruvian.weights.zero_shot import parse_labels
 
     note_replaced(destination)
+    if card:
+        from vitruvian.files import write_text
+        from vitruvian.training.push import card_of, run_of
+        from vitruvian.weights.load import load
+
+        write_text(Path(destination).expanduser(), card_of(load(source), run_of(source)))
+        print(f"wrote {destination}")
+        return
     words: Any = {"labels": None if labels is None else parse_labels(labels), "template": template}
     read: Any = {"config": config, "num_heads": num_heads, "image_size": image_size, "patch_size": patch_size}
     write: Any = {"num_classes": num_classes, "half": half, "progress": lambda step: print_status(f"{step} ...")}
     certificate = convert_weights(source, destination, to=to, **words, **read, **write)
     print(json.dumps(certificate.to_json()) if as_json else f"{certificate}\nwrote {certificate.destination}")
+
+
+def push(
+    source: opt.Source,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Repository on the Hugging Face Hub: user/name.")],
+    private: Annotated[bool, flag("--private", "Make a new repository private.")] = False,
+    license: Annotated[str, option("NAME", "License, such as mit [default: that of the first weights].")] = "",
+    report: Annotated[Path | None, option("FOLDER", "A report of vit evaluate, for the model card.")] = None,
+) -> None:
+    """Upload a model to the Hugging Face Hub, with a model card.
+
+    transformers, timm and `vit` open the repository, as far as they can express the model. The card states the data,
+    the accuracy with its interval, the settings and the command of the run, and nothing that was not measured.
+    """
+    with quick_imports():
+        from vitruvian.training.push import push as push_model
+
+    print(f"pushed {push_model(source, name, private=private, license=license, report=report)}")
 
 
 def export(

@@ -26,14 +26,16 @@ import torch
 
 from vitruvian import __version__
 from vitruvian.cache import Lock
-from vitruvian.catalog import title_of
+from vitruvian.catalog import find_published, title_of
+from vitruvian.cost import parameters
 from vitruvian.data.formats import BUILT_IN
 from vitruvian.errors import TrainingError, argument
 from vitruvian.evaluation.metrics import headline, wilson
 from vitruvian.files import digest, is_unfinished, read_object, write_json, write_text
 from vitruvian.machine import processor_name
 from vitruvian.model.build import Model
-from vitruvian.text import describe_error, format_duration, plural, printable
+from vitruvian.report.html import render
+from vitruvian.text import describe_error, format_duration
 from vitruvian.training.journal import METRICS_FILE, Line, read_journal
 from vitruvian.training.recipe import Recipe, read_recipe, to_toml
 from vitruvian.weights.description import Description, fingerprint
@@ -127,7 +129,8 @@ class Run:
         time = f"{format_duration(evaluation['seconds'])} on {environment['processor']}"
         recipe = self.recipe.replace(result=result, time=time).to_json()
         write_text(self.folder / RECIPE_FILE, to_toml(recipe))
-        write_text(self.folder / CARD_FILE, model_card(self))
+        described = Description.from_json(self.facts["model"], f"{self.folder}/{RUN_FILE}")
+        write_text(self.folder / CARD_FILE, model_card(described, self))
 
     def damage(self) -> str:
         """How the files of a finished run have changed since they were written; empty if they have not."""
@@ -183,38 +186,18 @@ def describe_result(evaluation: Line, validation: str) -> str:
     return f"accuracy {evaluation['top1']:.2f}% ({interval}) on {what}{evaluation['count']} images ({validation})"
 
 
-def model_card(run: Run) -> str:
-    """What the model of a finished run is, what it was trained on and what was measured, as Markdown."""
-    facts, recipe = run.facts, run.recipe
-    model = Description.from_json(facts["model"], f"{run.folder}/{RUN_FILE}")
-    rows, columns = model.config.image_size
-    classes = ", ".join(map(str, facts["classes"][:SHOWN])) + ", ..." * (len(facts["classes"]) > SHOWN)
-    details = {
-        "model": f"{title_of(model.config)}, {facts['parameters']:,} parameters, {rows} x {columns} pixels",
-        "weights": f"{model.meta.origin}; step {run.evaluation['step']} of {facts['steps']}",
-        "data": f"{facts['data']}, {facts['training_images']:,} images for training",
-        "classes": f"{len(facts['classes']):,}: {classes}",
-        "measured": describe_result(run.evaluation, str(facts["validation"])),
-        "skipped": f"{plural(len(run.unreadable), 'unreadable image')}" if run.unreadable else "",
-        "stopped": run.diverged,
-        "command": recipe.command,
-        "versions": f"vitruvian {facts['environment']['vitruvian']}, torch {facts['environment']['torch']}",
-    }
-    notes = [f"- note: {note}" for note in facts["notes"]]
-    settings = [f"- {name}: {value}" for name, value in recipe.report_settings().items()]
-    lines = [
-        f"# {title_of(model.config)} trained on {Path(str(facts['data'])).name}",
-        "",
-        *(f"- {name}: {text}" for name, text in details.items() if text),
-        *notes,
-        "",
-        "Nothing was measured on other data. The settings of this run that differ from the defaults:",
-        "",
-        *(settings or ["- none"]),
-        "",
-        "All settings are in recipe.toml, all measurements in metrics.jsonl and report.html.",
-    ]
-    return "\n".join(map(printable, lines)) + "\n"
+def model_card(model: Description, run: Run | None = None, **more: Any) -> str:
+    """What a model is, what it was trained on and what was measured, as Markdown with the Hub's metadata.
+
+    `more` has what the template card.md knows besides: `license`, `libraries`, `notes`, `report` and `repository`.
+    """
+    context: dict[str, Any] = {"license": "", "libraries": [], "notes": [], "report": None, "repository": ""} | more
+    if run is not None:
+        facts, recipe, measured = run.facts, run.recipe, run.evaluation
+        context |= {"facts": facts, "recipe": recipe, "measured": measured, "origin": find_published(recipe.weights)}
+        context["result"] = describe_result(measured, str(facts["validation"]))
+    name, count = title_of(model.config), parameters(model.config)
+    return render("card.md", name=name, parameters=count, model=model, run=run, shown=SHOWN, **context).lstrip()
 
 
 def create_run(folder: Path, recipe: Recipe, facts: dict[str, Any]) -> Run:

@@ -1,7 +1,7 @@
 """Save a model to a file or folder, in any family that can express it."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,16 @@ def check_destination(path: Path, family: str) -> Path:
     raise ConversionError(f"{family} weights are a file with suffix {' or '.join(suffixes)}{or_folder}", where=path)
 
 
-def write(model: Model, path: Path, family: str, *, half: bool = False, text: TextWeights | None = None) -> list[str]:
-    """Write the weights to a new path; returns notes for readers in other libraries."""
+def write(
+    model: Model,
+    path: Path,
+    family: str,
+    *,
+    half: bool = False,
+    text: TextWeights | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Write the weights to a new path, and `config` into their config.json; returns notes for other libraries."""
     labels, classes = model.meta.labels, model.config.num_classes
     if labels is not None and len(labels) != classes:
         raise ConversionError(f"the model has {classes} classes but {len(labels)} labels")
@@ -93,6 +101,8 @@ def write(model: Model, path: Path, family: str, *, half: bool = False, text: Te
     tensors = member.table.write(member.rename_parameters(state, model.config), model.config)
     tensors = member.from_table_names(tensors, model.config)
     stated = member.json_files(model.config, model.meta)
+    if config:
+        stated["config.json"] = {**config, **stated["config.json"]}
     if text is not None:
         added = write_text(member, model.config, stated, text)
         tensors |= to_half(added) if half else added
