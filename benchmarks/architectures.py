@@ -30,7 +30,7 @@ from peers import make_torchvision_importable
 from vitruvian.config import ViTConfig
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.timm import Timm
-from vitruvian.weights.families.timm_config import NUMERICS, find_architecture, rows
+from vitruvian.weights.families.timm_config import NUMERICS, RESIZE_METHODS, find_architecture, rows
 from vitruvian.weights.parse import LoadHints, describe
 
 MODULES = ("vision_transformer", "deit", "vision_transformer_hybrid", "eva", "beit", "naflexvit")
@@ -123,8 +123,10 @@ def flexible_positions(model: nn.Module) -> dict[str, Any]:
     """How NaFlexVit's positions follow another grid."""
     if type(model).__name__ != "NaFlexVit":
         return {}
-    ways = {"bicubic": "bicubic_antialias", "bilinear": "bilinear_antialias"}
-    settings = {"position_resize": ways[model.embeds.pos_embed_interp_mode]}
+    embeds = model.embeds
+    aligned = getattr(embeds, "pos_embed_align_corners", False)
+    way = embeds.pos_embed_interp_mode, getattr(embeds, "pos_embed_antialias", True), aligned
+    settings = {"position_resize": RESIZE_METHODS[way]}
     return settings | ({"square_positions": True} if model.embeds.pos_embed_ar_preserving else {})
 
 
@@ -256,8 +258,12 @@ def heads_of(name: str) -> int:
 
 
 def resizing_of(name: str) -> dict[str, str]:
-    """FlexiViT's weights follow another grid bilinearly without antialiasing, which timm tells by the name."""
-    return {"position_resize": "bilinear"} if "flexi" in name else {}
+    """FlexiViT's and RADIO's follow another grid bilinearly without antialiasing, which timm tells by the name."""
+    if "naflex" in name:
+        return {}
+    if re.search("(base|huge)_patch16_radio_v3", name):
+        return {"position_resize": "zoom"}
+    return {"position_resize": "bilinear"} if re.search("flexi|radio", name) else {}
 
 
 def write_table() -> None:

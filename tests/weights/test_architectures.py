@@ -60,4 +60,4 @@ def test_random_arguments_of_timm_are_read_as_timm_does_or_refused():
 
 def test_the_table_names_no_part_that_is_not_known():
     assert [name for name, row in rows().items() if "unsupported" in row] == []
-    assert len(rows()) >= 267
+    assert len(rows()) >= 279

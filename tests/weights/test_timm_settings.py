@@ -143,3 +143,26 @@ def test_another_argument_of_a_bit_resnet_is_refused(change, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(stated | change))
     with pytest.raises(CheckpointError, match="is not supported for a BiT ResNet"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "method"),
+    [
+        ("naflexvit_base_patch16_radio_v3", {}, "zoom"),
+        ("naflexvit_large_patch16_radio_v3", {}, "bilinear"),
+        ("naflexvit_base_patch16_radio_v3", {"pos_embed_align_corners": False}, "bilinear"),
+        ("naflexvit_base_patch16_gap", {"pos_embed_antialias": False}, "bicubic"),
+        ("naflexvit_base_patch16_gap", {"pos_embed_interp_mode": "bilinear"}, "bilinear_antialias"),
+        ("vit_base_patch16_radio_v3", {}, "zoom"),
+        ("vit_so400m_patch16_radio_v4", {}, "bilinear"),
+    ],
+)
+def test_positions_follow_another_grid_as_the_arguments_say(name, arguments, method):
+    settings = TimmConfig.parse({"architecture": name, "model_args": arguments}).settings
+    assert settings["position_resize"] == method
+
+
+@pytest.mark.parametrize("arguments", [{"pos_embed_align_corners": True}, {"pos_embed_interp_mode": ["bicubic"]}])
+def test_a_way_of_resizing_positions_that_we_do_not_have_is_refused(arguments):
+    with pytest.raises(CheckpointError, match=r"model_args pos_embed_interp_mode=.* are not supported"):
+        TimmConfig.parse({"architecture": "naflexvit_base_patch16_gap", "model_args": arguments})

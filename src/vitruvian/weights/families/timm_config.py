@@ -20,6 +20,7 @@ from vitruvian.config import (
     Interpolation,
     ModelConfig,
     ModelMeta,
+    PositionResize,
     Preprocess,
     RopeConfig,
     ViTConfig,
@@ -45,13 +46,23 @@ CHOICES: dict[str, tuple[str, Mapping[Any, Any]]] = {
         "pos_embed",
         {"learn": "learned", "learned": "learned", "factorized": "factorized", "none": "none", "": "none"},
     ),
-    "pos_embed_interp_mode": ("position_resize", {mode: f"{mode}_antialias" for mode in ("bicubic", "bilinear")}),
     "pos_embed_ar_preserving": ("square_positions", BOOLEANS),
     "pool_include_prefix": ("pool_prefix", BOOLEANS),
     "final_norm": ("final_norm", BOOLEANS),
     "use_post_transformer_norm": ("final_norm", BOOLEANS),
 }
 """Arguments with a fixed set of values: our setting, and its value for each of theirs."""
+
+RESIZING = ("pos_embed_interp_mode", "pos_embed_antialias", "pos_embed_align_corners")
+RESIZE_METHODS: dict[tuple[Any, ...], PositionResize] = {
+    ("bicubic", True, False): "bicubic_antialias",
+    ("bicubic", False, False): "bicubic",
+    ("bicubic", False, True): "bicubic_aligned",
+    ("bilinear", True, False): "bilinear_antialias",
+    ("bilinear", False, False): "bilinear",
+    ("bilinear", False, True): "zoom",
+}
+"""How positions of NaFlexVit follow another grid, by the values of the arguments in `RESIZING`."""
 
 SHAPE_ARGUMENTS = {
     "depth": "depth",
@@ -238,6 +249,8 @@ def combine_settings(architecture: Architecture, config: TimmConfig) -> dict[str
             changes[HEADS[name]] = value
         elif name in ROTARY:
             changes["rope"] = changes.get("rope", {}) | {ROTARY[name]: value}
+        elif name in RESIZING and architecture.maker == "NaFlexVit":
+            changes["position_resize"] = resize_method(architecture, config.model_args)
         elif name not in SHAPE_ARGUMENTS and not HARMLESS.fullmatch(name):
             raise CheckpointError(f"config.json: model_args {name}={value!r} is not supported")
     # nulls that timm drops when it creates a model, but passes on when it reads the folder again
@@ -276,6 +289,22 @@ def combine_settings(architecture: Architecture, config: TimmConfig) -> dict[str
     if changes.get("pool_prefix") and settings["pool"] == "mean":
         raise CheckpointError("config.json: pool_include_prefix with a mean of all tokens is not supported")
     return settings
+
+
+def resize_method(architecture: Architecture, arguments: Mapping[str, Any]) -> PositionResize:
+    """How positions follow another grid: the architecture's way with the changes of `arguments`."""
+    known = dict(zip(RESIZING, resize_arguments(architecture.config.numerics.position_resize)))
+    changed = known | {name: arguments[name] for name in RESIZING if name in arguments}
+    method = next((name for values, name in RESIZE_METHODS.items() if list(values) == list(changed.values())), None)
+    if method is None:
+        stated = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+        raise CheckpointError(f"config.json: model_args {stated} are not supported")
+    return method
+
+
+def resize_arguments(method: PositionResize) -> tuple[Any, ...]:
+    """The values of the arguments in `RESIZING` for a method; empty if they cannot state it."""
+    return next((values for values, name in RESIZE_METHODS.items() if name == method), ())
 
 
 def our_value(name: str, value: Any) -> Any:

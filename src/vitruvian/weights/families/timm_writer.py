@@ -12,10 +12,12 @@ from vitruvian.weights.families.tables import Tensors, rename
 from vitruvian.weights.families.timm import Timm
 from vitruvian.weights.families.timm_config import (
     DISTILLED,
+    RESIZING,
     ROTARY,
     Architecture,
     architectures,
     read_preprocess,
+    resize_arguments,
     write_config,
     write_preprocess,
 )
@@ -186,7 +188,6 @@ INEXACT_COST, NAFLEX_COST = 100, 5
 STEM_SETTINGS = ("width", "patch_size")  # settings that MobileCLIP's stem determines
 NO_MAP_POOL = {"pool_num_heads": 0, "pool_mlp_dim": 0, "pool_prefix": False}
 ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
-RESIZE_MODES = {"bicubic_antialias": "bicubic", "bilinear_antialias": "bilinear"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,8 +234,10 @@ def fit_arguments(arch: Architecture, config: ViTConfig, *, key_bias: bool) -> T
     has_gelu, is_naflex = config.mlp == "gelu", arch.maker == "NaFlexVit"
     if arch.maker not in ("Eva", "Beit") and wanted.gelu != numerics.gelu and has_gelu:
         arguments["act_layer"], numerics = ACTIVATIONS[wanted.gelu], numerics.replace(gelu=wanted.gelu)
-    if is_naflex and wanted.position_resize != numerics.position_resize and wanted.position_resize in RESIZE_MODES:
-        arguments["pos_embed_interp_mode"] = RESIZE_MODES[wanted.position_resize]
+    resizing = resize_arguments(wanted.position_resize)
+    if is_naflex and wanted.position_resize != numerics.position_resize and resizing:
+        changed = zip(RESIZING, resizing, resize_arguments(numerics.position_resize))
+        arguments |= {name: value for name, value, usual in changed if value != usual}
         numerics = numerics.replace(position_resize=wanted.position_resize)
     if is_naflex and wanted.square_positions != numerics.square_positions:
         arguments["pos_embed_ar_preserving"] = wanted.square_positions
