@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from vitruvian.cli.app import app
 from vitruvian.config import ViTConfig
 from vitruvian.errors import ConfigError, DataError
-from vitruvian.evaluation.evaluate import evaluate, evaluate_classes
+from vitruvian.evaluation.evaluate import evaluate, evaluate_classes, save_calibrated
 from vitruvian.inference import Classifier
 from vitruvian.model.build import build
 from vitruvian.targets import Target
@@ -94,8 +94,32 @@ def test_labels_and_numbers_are_evaluated_by_name(images):
     json.dumps(evaluation.to_json())
     with pytest.raises(ConfigError, match="this is for models of one class per image"):
         evaluate_classes(images / "list.csv", model)
-    with pytest.raises(ConfigError, match="coverage= is for models of one class per image"):
+    with pytest.raises(
+        ConfigError, match="coverage= is for models of one class per image; numbers have intervals of 90%"
+    ):
         evaluate(images / "list.csv", model, coverage=0.9)
+    with pytest.raises(ConfigError, match="by= is for models of one class per image; evaluate a manifest of each part"):
+        evaluate(images / "list.csv", model, by="label")
+
+
+@pytest.mark.parametrize(
+    ("target", "labels"),
+    [(Target(kind="multi", thresholds=(0.1,) * 3), LABELS), (Target(kind="number", margins=(0.1,)), ("age",))],
+)
+def test_thresholds_and_margins_fitted_here_are_saved(images, target, labels):
+    model = model_of(target, labels)
+    found = evaluate(images / "list.csv", model)
+    assert save_calibrated(found, images / "new") == []
+    saved = load(images / "new").meta.target
+    assert saved != target
+    assert len(saved.thresholds or saved.margins) == len(labels)
+    if target.kind == "number":  # the 12 errors are too few for 90%: the interval contains all of them
+        assert saved.margins[0] == pytest.approx(np.abs(found.measures.scores - found.measures.targets).max())
+        return
+    assert model.meta.target == target
+    (images / "red.csv").write_text("\n".join(["path,red", *(f"{i}.png,{i % 2}" for i in range(12))]))
+    with pytest.raises(DataError, match="only red can be fitted; add the others"):
+        save_calibrated(evaluate(images / "red.csv", model), images / "newer")
 
 
 def test_labels_that_the_model_does_not_know_are_an_error(images):

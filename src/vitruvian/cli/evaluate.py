@@ -65,8 +65,8 @@ def evaluate(
     is evaluated zero-shot, with the class names as labels.
     """
     with quick_imports():
-        from vitruvian.evaluation.evaluate import Evaluation, save_calibrated
         from vitruvian.evaluation.evaluate import evaluate as run_evaluation
+        from vitruvian.evaluation.evaluate import save_calibrated
         from vitruvian.evaluation.report import write_evaluation
         from vitruvian.inference import Encoder
 
@@ -86,8 +86,6 @@ def evaluate(
     if out is not None:
         print_status(f"wrote {write_evaluation(evaluation, out)}")
     if calibrated is not None:
-        if not isinstance(evaluation, Evaluation):
-            raise typer.BadParameter("--calibrated is for models of one class per image")
         print_notes(save_calibrated(evaluation, calibrated))
         print_status(f"wrote the calibrated model to {calibrated}")
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from vitruvian.config import DEFAULT_BATCH_SIZE, Preprocess
 from vitruvian.data.decode import Unreadable
@@ -36,6 +37,7 @@ from vitruvian.inference import Classifier, Encoder
 from vitruvian.model.build import Model
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import Seed, validate
+from vitruvian.targets import COVERAGE
 from vitruvian.tasks import extra_file
 from vitruvian.weights.load import locate, run_facts
 from vitruvian.weights.save import save
@@ -182,9 +184,14 @@ def evaluate(
     encoder = model if isinstance(model, Encoder) else Encoder(model)
     if encoder.model.meta.target.kind != "single":
         single = {"by": by, "coverage": coverage, "corruptions": kinds, "unknown": unknown, "real": real}
+        instead = {
+            "by": "evaluate a manifest of each part",
+            "coverage": f"numbers have intervals of {COVERAGE:.0%} and labels have thresholds, which calibrated= fits",
+        }
         for option, value in (single | {"template": template}).items():
             if value:
-                raise ConfigError(f"{argument(option)} is for models of one class per image")
+                reason = f"{argument(option)} is for models of one class per image"
+                raise ConfigError(reason, hint=instead.get(option, ""))
         classifier = classifier_of(encoder, (), None, flip=flip).with_task_preprocess(data, preprocess)
         return evaluate_targets(data, classifier, split=split, seed=seed, batch_size=batch_size, track=track)
     opened = open_dataset(data)
@@ -315,8 +322,10 @@ def intervals(
     return ends if real is None else ends | {"real": metrics.accuracy_interval(real)}
 
 
-def save_calibrated(evaluation: Evaluation, folder: Path) -> list[str]:
+def save_calibrated(evaluation: Evaluation | TargetEvaluation, folder: Path) -> list[str]:
     """Save the model with everything fitted here: temperature, conformal sets and the threshold for unknown images.
+
+    For several labels these are the thresholds, for numbers the margins of their intervals.
 
     Returns:
         Notes on what was not saved.
@@ -324,7 +333,11 @@ def save_calibrated(evaluation: Evaluation, folder: Path) -> list[str]:
     Raises:
         DataError: Nothing was fitted, or it cannot be used.
     """
-    fitted, model, space = evaluation.calibration, evaluation.classifier.torch_model, evaluation.space
+    model = evaluation.classifier.torch_model
+    if isinstance(evaluation, TargetEvaluation):
+        save_with(model, folder, target=evaluation.fit())
+        return []
+    fitted, space = evaluation.calibration, evaluation.space
     changes, obstacle, hint = dict[str, Any](), "", ""
     if fitted.temperature is None or fitted.before is None or fitted.after is None:
         obstacle = f"no temperature fitted: {fitted.obstacle}"
@@ -344,12 +357,15 @@ def save_calibrated(evaluation: Evaluation, folder: Path) -> list[str]:
         changes |= {"threshold": rejection.threshold, "threshold_on": SAVED_ON[rejection.chosen]}
     if not changes or hint:
         raise DataError(f"not written, {obstacle}", where=folder, hint=hint)
-    meta, head = model.meta, model.head
+    save_with(model, folder, None if rejection is None else rejection.head, **changes)
+    return notes
+
+
+def save_with(model: Model, folder: Path, head: nn.Linear | None = None, **changes: Any) -> None:
+    """Save the model with changes to its metadata and perhaps another head; the model itself stays as it is."""
+    before = model.meta, model.head
     try:
-        model.meta = meta.replace(**changes)
-        if rejection is not None and rejection.head is not None:
-            model.head = rejection.head
+        model.meta, model.head = model.meta.replace(**changes), head or model.head
         save(model, folder)
     finally:
-        model.meta, model.head = meta, head
-    return notes
+        model.meta, model.head = before

@@ -1,6 +1,6 @@
 """Evaluate a model of several labels or numbers on a dataset; outputs and targets are matched by name."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -43,6 +43,12 @@ class TargetEvaluation:
     def numbers(self) -> dict[str, float]:
         """The metrics of all images by name."""
         return {name: value for name, value in self.measures.scalars().items() if name in self.intervals}
+
+    def fit(self) -> Target:
+        """The model's target with thresholds or margins fitted to these images."""
+        if self.measures.names != self.classifier.labels:
+            raise DataError(f"only {brief(self.measures.names)} can be fitted", where=self.data, hint="add the others")
+        return replace(self.measures, fitted=False).fit()
 
     @property
     def summary(self) -> str:
