@@ -154,6 +154,7 @@ def test_the_examples_of_the_documentation_work_as_they_stand(client):
     docs = client.get("http://localhost:8123/docs").text
     commands = re.findall(r"curl (.*?) (http://localhost:8123\S+)</pre>", docs)
     assert [url.rpartition("/")[2] for _, url in commands] == ["predict", "embed", "explain", "inspect"]
+    assert "POST /v1/embeddings" in docs
     for options, url in commands:
         data = dict(option.split("=") for option in options.split(" ") if "=" in option and "@" not in option)
         assert client.post(url, files=[file(photo())], data=data).status_code == 200

@@ -168,8 +168,9 @@ def response_of(service: Process, *pieces: bytes, pause: float = 0.0, seconds: f
 def test_a_hostile_request_is_refused_with_a_sentence(service, attack):
     content, status, text = HOSTILE[attack]
     found, body = response_of(service, content)
-    assert (found, sorted(json.loads(body))) == (status, ["error", "request_id"])
-    assert text in json.loads(body)["error"]
+    problem = json.loads(body)
+    assert (found, sorted(problem)) == (status, ["detail", "error", "request_id", "status", "title", "type"])
+    assert text in problem["detail"]
 
 
 def test_headers_that_never_end_are_refused_or_closed(service):

@@ -10,14 +10,13 @@ import logging
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from fastapi import Depends, FastAPI, Request
 from PIL import Image
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
@@ -31,25 +30,23 @@ from vitruvian.engines.runtimes import EngineName
 from vitruvian.errors import UnknownNameError, VitruvianError
 from vitruvian.model.build import Model
 from vitruvian.report.html import render
+from vitruvian.serve import protocols
 from vitruvian.serve.batching import QueueFull, ServiceLimits, ShuttingDown
 from vitruvian.serve.inspection import Json
 from vitruvian.serve.middleware import PUBLIC_PATHS, AccessPolicy, Metrics, Refused, RequestMiddleware
 from vitruvian.serve.requests import (
-    ERRORS,
-    EmbedResponse,
     ExplainOptions,
-    ExplainResponse,
     InspectOptions,
     Options,
     PredictOptions,
-    PredictResponse,
+    api,
+    describe,
     read_request,
     request_schema,
 )
 from vitruvian.serve.service import ServedModel, Service, TimedOut
 
 log = logging.getLogger("vitruvian.serve")
-O = TypeVar("O", bound=Options)  # noqa: E741
 
 # Content types of the page's files by extension. The system's table may be wrong, and browsers must not guess.
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "jpg": "image/jpeg", "svg": "image/svg+xml"}
@@ -87,7 +84,7 @@ def create_app(
 
     async def handle(request: Request, error: Exception) -> Response:
         """Every error becomes a JSON object with a message and the request's id."""
-        return refusal(error).response(request.state.request_id)
+        return refusal(error).response(request.state.request_id, request.url.path)
 
     refusals = (Refused, VitruvianError, QueueFull, ShuttingDown, TimedOut, ClientDisconnect, HTTPException)
     for kind in (*refusals, Exception):
@@ -99,93 +96,106 @@ def create_app(
 
 
 def refuse_query(request: Request) -> None:
-    """Refuse query parameters of GET, which no route has; the page may be opened with any."""
-    if request.method == "GET" and request.url.path != "/" and request.query_params:
-        raise Refused(422, f"unknown query parameter {', '.join(map(repr, request.query_params))}: this path has none")
+    """Refuse query parameters where there are none; the page may be opened with any."""
+    path, names = request.url.path, ", ".join(map(repr, request.query_params))
+    if names and path != "/" and (request.method == "GET" or path.startswith(("/v1/", "/v2/"))):
+        raise Refused(422, f"unknown query parameter {names}: this path has none")
 
 
 def describe_access(app: FastAPI, access: AccessPolicy) -> None:
-    """Add the API key, if there is one, to the OpenAPI schema."""
+    """Add the schemas of responses and the API key, if there is one, to the OpenAPI schema."""
+    schema = app.openapi()  # cached by FastAPI
+    components = schema.setdefault("components", {})
+    components.setdefault("schemas", {}).update(api()["schemas"])
     if not access.api_key:
         return
-    schema = app.openapi()  # cached by FastAPI
     key = {"type": "apiKey", "in": "header", "name": "X-API-Key"}
-    schema["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}, "key": key}
+    components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}, "key": key}
     for path, methods in schema["paths"].items():
         for operation in methods.values():
             operation["security"] = [] if path in PUBLIC_PATHS else [{"bearer": []}, {"key": []}]
 
 
 def add_status_routes(app: FastAPI, service: Service, metrics: Metrics) -> None:
-    invalid: dict[int | str, dict[str, Any]] = {422: ERRORS[422]}
+    def get(path: str, *statuses: int, tell: Callable[..., Json | Response]) -> None:
+        """A route that returns what `tell` returns; its status is 503 if that says that something is not ready."""
 
-    @app.get("/health", summary="Whether the process is alive.", responses=invalid)
-    async def health() -> dict[str, str]:
-        return {"status": "ok", "version": __version__}
+        async def endpoint(request: Request) -> Response:
+            content = tell(**request.path_params)
+            if isinstance(content, Response):
+                return content
+            return JSONResponse(content, 200 if content.get("ready", True) else 503)
 
-    @app.get("/ready", summary="Whether every model has computed a test image.", responses={503: {}, **invalid})
-    async def ready() -> JSONResponse:
+        app.get(path, name=path[1:], **describe(path, 422, *statuses))(endpoint)
+
+    def ready() -> Json:
         waiting = [name for name, served in service.models.items() if not served.warm.done()]
         failed = [name for name, served in service.models.items() if served.warm.done() and not served.is_ready]
-        state = {"ready": not waiting and not failed, "warming_up": waiting, **({"failed": failed} if failed else {})}
-        return JSONResponse(state, 200 if state["ready"] else 503)
+        return {"ready": not waiting and not failed, "warming_up": waiting, **({"failed": failed} if failed else {})}
 
-    @app.get("/models", summary="The models by name; the first is the default.", responses=invalid)
-    async def models() -> dict[str, list[dict[str, Any]]]:
-        return {"models": [served.facts() for served in service.models.values()]}
-
-    @app.get("/metrics", summary="Metrics in Prometheus' text format.", response_class=Response, responses=invalid)
-    async def prometheus() -> Response:
+    def prometheus() -> Response:
         accepted = {name: served.batcher.accepted for name, served in service.models.items()}
         return Response(metrics.text(accepted), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    get("/health", tell=lambda: {"status": "ok", "version": __version__})
+    get("/ready", 503, tell=ready)
+    get("/models", tell=lambda: {"models": [served.facts() for served in service.models.values()]})
+    get("/metrics", tell=prometheus)
+    get("/v2", tell=lambda: {"name": "vitruvian", "version": __version__, "extensions": []})
+    get("/v2/health/live", tell=lambda: {"live": True})
+    get("/v2/health/ready", 503, tell=ready)
+    get("/v2/models/{name}", 404, tell=lambda name: protocols.metadata(service.find_model(name)))
+    is_ready = lambda name: {"name": name, "ready": service.find_model(name).is_ready}  # noqa: E731
+    get("/v2/models/{name}/ready", 404, 503, tell=is_ready)
+
+
+def several(served: ServedModel, names: list[str], results: list[Json], _: object) -> Json:
+    return {"model": served.name, "results": [{"name": name, **result} for name, result in zip(names, results)]}
+
+
+def single(served: ServedModel, names: list[str], results: list[Json], _: object) -> Json:
+    return {"model": served.name, "name": names[0], **results[0]}
 
 
 def add_image_routes(app: FastAPI, service: Service) -> None:
     limits = service.limits
     arriving: set[Request] = set()
 
-    def add_route(
-        path: str,
-        summary: str,
-        compute: Callable[[ServedModel, list[bytes], O], Awaitable[list[Json]]],
-        options: type[O],
-        response: type[BaseModel] | None,
-        *,
-        single: bool = False,
-    ) -> None:
-        """A route for several images, whose response lists their results, or for a `single` one."""
-        max_images = 1 if single else limits.max_images
+    def post(path: str, options: Any, compute: Any, respond: Any = several, read: Any = read_request) -> None:
+        """A route that reads values and options, computes a result for each, and puts them into a response."""
+        max_images = 1 if respond is single else limits.max_images
 
         async def endpoint(request: Request) -> Response:
             if service.is_full or len(arriving) >= limits.queue:  # before its body is read, which takes memory, too
                 raise QueueFull(service.retry_seconds())
             arriving.add(request)
             try:
-                names, images, fields = await read_request(request, options, limits, max_images)
+                names, values, fields = await read(request, options, limits, max_images)
             finally:
                 arriving.discard(request)
-            served = service.find_model(fields.model)
-            request.state.model, request.state.images = served.name, len(images)
-            results = await until_disconnect(request, compute(served, images, fields))
+            served = service.find_model(request.path_params.get("name") or fields.model)
+            request.state.model, request.state.images = served.name, len(values)
+            results = await until_disconnect(request, compute(served, values, fields))
             if all("error" in result for result in results):
                 raise Refused(422, results[0]["error"])
-            results = [{"name": name, **result} for name, result in zip(names, results)]
-            return JSONResponse({"model": served.name, **(results[0] if single else {"results": results})})
+            return JSONResponse(respond(served, names, results, fields))
 
-        app.post(
-            path,
-            name=path[1:],
-            summary=summary,
-            response_model=response,
-            responses=ERRORS,
-            openapi_extra=request_schema(options, max_images=max_images),
-        )(endpoint)
+        example = api()["routes"][path]["request"]
+        if read is read_request:
+            schema = request_schema(options, example, max_images=max_images)
+        else:
+            fields = options.model_json_schema(ref_template="#/components/schemas/{model}")
+            api()["schemas"].update(fields.pop("$defs", {}))
+            body = {"schema": fields, "example": example}
+            schema = {"requestBody": {"required": True, "content": {"application/json": body}}}
+        app.post(path, name=path[1:], **describe(path), openapi_extra=schema)(endpoint)
 
-    explain, inspect = "Maps of one image, as arrays and overlays.", "Intermediate results for one image, for the page."
-    add_route("/predict", "Classify images.", service.predict, PredictOptions, PredictResponse)
-    add_route("/embed", "Feature vectors of images.", service.embed, Options, EmbedResponse)
-    add_route("/explain", explain, service.explain, ExplainOptions, ExplainResponse, single=True)
-    add_route("/inspect", inspect, service.inspect, InspectOptions, None, single=True)
+    post("/predict", PredictOptions, service.predict)
+    post("/embed", Options, service.embed)
+    post("/explain", ExplainOptions, service.explain, single)
+    post("/inspect", InspectOptions, service.inspect, single)
+    for path, (options, compute, respond) in protocols.ROUTES.items():
+        post(path, options, partial(compute, service), respond, protocols.read_values)
 
 
 async def until_disconnect(request: Request, result: Awaitable[Any]) -> Any:

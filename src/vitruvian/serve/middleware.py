@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -26,7 +27,8 @@ access_log = logging.getLogger("vitruvian.serve.access")
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # Paths that need no API key, in addition to the page's files. They reveal nothing about requests.
-PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/docs", "/openapi.json"})
+PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/docs", "/openapi.json", "/v2/health/live", "/v2/health/ready"})
+TITLES = {499: "Client Closed Request"}  # of statuses that are in no standard
 DRAIN_SECONDS = 3.0  # how long the body of a refused request is read, so that its client reads the response
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -47,8 +49,13 @@ class Refused(Exception):
         self.status = status
         self.headers = headers or {}
 
-    def response(self, request_id: str) -> Response:
-        return JSONResponse({"error": str(self), "request_id": request_id}, self.status, self.headers)
+    def response(self, request_id: str, path: str = "") -> Response:
+        """Problem details (RFC 9457); `error` repeats `detail`, where clients of the other protocols look for it."""
+        title = TITLES.get(self.status) or HTTPStatus(self.status).phrase
+        problem = {"type": "about:blank", "title": title, "status": self.status, "detail": str(self)}
+        error = {"message": str(self), "code": self.status} if path.startswith("/v1/") else str(self)
+        content = {**problem, "error": error, "request_id": request_id}
+        return JSONResponse(content, self.status, self.headers, "application/problem+json")
 
 
 class Metrics:
@@ -151,7 +158,7 @@ class RequestMiddleware:
                 self.access.check(scope["method"], scope["path"], headers)
                 body.check_length()
             except Refused as refused:
-                await refused.response(request_id)(scope, receive, send_with_headers)
+                await refused.response(request_id, scope["path"])(scope, receive, send_with_headers)
                 return
             if scope["method"] == "HEAD":
                 scope = {**scope, "method": "GET"}  # the server leaves out the body

@@ -3,12 +3,15 @@
 import base64
 import json
 from collections.abc import Iterable
+from functools import cache
+from importlib.resources import files
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from vitruvian.errors import UnknownNameError
 from vitruvian.explain.explainer import METHODS, Method
@@ -99,84 +102,30 @@ class EncodedImage(BaseModel):
     name: Annotated[str, Field(max_length=500, description="Returned in the response.")] = ""
 
 
-class RankedClass(BaseModel):
-    label: str
-    index: int
-    probability: float | None = None
-    predicted: Annotated[bool | None, Field(description="Of several labels: whether it reaches its threshold.")] = None
-    value: Annotated[float | None, Field(description="Of a number: its value.")] = None
-    interval: Annotated[list[float] | None, Field(description="Of a number: an interval with the true value.")] = None
+@cache
+def api() -> dict[str, Any]:
+    """The routes with examples and schemas of their responses, and the responses to errors, for OpenAPI."""
+    content: dict[str, Any] = json.loads((files("vitruvian.serve") / "api.json").read_text(encoding="utf-8"))
+    return content
 
 
-class PredictResult(BaseModel):
-    name: str
-    predictions: list[RankedClass] | None = None
-    rejected: Annotated[bool, Field(description="The image shows none of the model's classes.")] = False
-    prediction_set: Annotated[list[str] | None, Field(description="The conformal set of labels, if the model has.")] = (
-        None
+def describe(path: str, *statuses: int) -> dict[str, Any]:
+    """Summary and responses of a route: an example with its schema, and errors of these or else all kinds."""
+    route, content = (
+        api()["routes"][path],
+        {"schema": {"$ref": "#/components/schemas/Problem"}, "example": api()["problem"]},
     )
-    error: str | None = None
+    kind = "text/plain" if isinstance(route["response"], str) else "application/json"
+    responses: dict[int | str, dict[str, Any]] = {
+        200: {"content": {kind: {"schema": route["schema"], "example": route["response"]}}}
+    }
+    for status in statuses or map(int, api()["errors"]):
+        about = api()["errors"][str(status)]
+        responses[status] = {"description": about, "content": {"application/problem+json": content}}
+    return {"summary": route["summary"], "responses": responses, "response_model": None, "response_class": Response}
 
 
-class PredictResponse(BaseModel):
-    model: str
-    results: list[PredictResult]
-
-
-class EmbedResult(BaseModel):
-    name: str
-    vector: list[float] | None = None
-    error: str | None = None
-
-
-class EmbedResponse(BaseModel):
-    model: str
-    results: list[EmbedResult]
-
-
-class ExplanationMap(BaseModel):
-    model_config = ConfigDict(populate_by_name=True)
-
-    map: str
-    title: str
-    class_: Annotated[int | None, Field(alias="class")]
-    values: list[list[float]]
-    overlay: Annotated[str, Field(description="PNG in base64.")]
-
-
-class ExplainResponse(BaseModel):
-    model: str
-    name: str
-    predictions: list[RankedClass]
-    crop: Annotated[list[float], Field(description="Left, top, right, bottom of the model's input, in pixels.")]
-    maps: list[ExplanationMap]
-
-
-class ErrorResponse(BaseModel):
-    """Every response with a status other than 200."""
-
-    error: str
-    request_id: str
-
-
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": description, "model": ErrorResponse}
-    for status, description in {
-        400: "Malformed body",
-        401: "Missing or wrong API key",
-        403: "Host or origin not allowed",
-        404: "Unknown model",
-        408: "The body arrived too slowly",
-        413: "Too many bytes or images",
-        415: "Neither a form nor JSON",
-        422: "Invalid field, or no readable image",
-        429: "The queue is full; see Retry-After",
-        503: "Shutting down, or timed out",
-    }.items()
-}
-
-
-def request_schema(options: type[Options], *, max_images: int) -> dict[str, Any]:
+def request_schema(options: type[Options], example: object, *, max_images: int) -> dict[str, Any]:
     """The OpenAPI schema of a request: a form with files, or JSON with base64; options may be query parameters."""
     fields = options.model_json_schema(ref_template="#/components/schemas/{model}")
 
@@ -192,7 +141,7 @@ def request_schema(options: type[Options], *, max_images: int) -> dict[str, Any]
         }
 
     form = content({"type": "string", "format": "binary"}, "image")
-    as_json = content(EncodedImage.model_json_schema(), "images")
+    as_json = {**content(EncodedImage.model_json_schema(), "images"), "example": example}
     body = {"required": True, "content": {"multipart/form-data": form, "application/json": as_json}}
     parameters = [
         {"name": name, "in": "query", "description": field.get("description", ""), "schema": field}
@@ -271,25 +220,34 @@ async def read_form(request: Request, options: type[Options], limits: ServiceLim
     return names, images, fields
 
 
-def read_json(body: bytes, max_images: int) -> Parsed:
+def parse_json(body: bytes) -> dict[str, Any]:
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
         raise Refused(400, "the body is not valid JSON") from None
     if not isinstance(content, dict):
         raise Refused(422, 'the body is not a JSON object such as {"images": [{"data": "..."}]}')
+    return content
+
+
+def decode_base64(text: object, where: str) -> bytes:
+    """The bytes of base64 or of a data URL."""
+    try:
+        if not isinstance(text, str):
+            raise ValueError
+        return base64.b64decode(text.partition(",")[2] if text.startswith("data:") else text, validate=True)
+    except ValueError:
+        raise Refused(422, f"{where}: not base64") from None
+
+
+def read_json(body: bytes, max_images: int) -> Parsed:
+    content = parse_json(body)
     items = content.pop("images", [])
     if not isinstance(items, list):
         raise Refused(422, 'images: not a list such as [{"data": "..."}]')
     check_count(len(items), max_images)  # before any of them is validated
     images = [validate_fields(EncodedImage, item, f"images.{index}") for index, item in enumerate(items)]
-    data = []
-    for index, image in enumerate(images):
-        is_url, text = image.data.startswith("data:"), image.data
-        try:
-            data.append(base64.b64decode(text.partition(",")[2] if is_url else text, validate=True))
-        except ValueError:
-            raise Refused(422, f"images.{index}.data: not base64") from None
+    data = [decode_base64(image.data, f"images.{index}.data") for index, image in enumerate(images)]
     return [image.name for image in images], data, content
 
 

@@ -232,10 +232,10 @@ class Service:
             raise ImageError("template needs labels")
         if not options.labels:
             result = partial(predictions, served.classifier)
-            return await self._process(served, served.classify, images, result, options.erased)
+            return await self.process(served, served.classify, images, result, options.erased)
         with served.batcher.reserve(1) as reservation:
             make = partial(served.zero_shot, tuple(options.labels), options.template)
-            classifier = await self._call(reservation, served, make)
+            classifier = await self.call(reservation, served, make)
 
         head = classifier.torch_model.head
         assert head is not None
@@ -244,11 +244,11 @@ class Service:
             with torch.inference_mode():
                 return predictions(classifier, head(torch.nn.functional.normalize(vector, dim=-1)))
 
-        return await self._process(served, served.embed, images, zero_shot_predictions, options.erased)
+        return await self.process(served, served.embed, images, zero_shot_predictions, options.erased)
 
     async def embed(self, served: ServedModel, images: Sequence[bytes], options: Options) -> list[Json]:
         """The feature vector or the error of each image."""
-        return await self._process(served, served.embed, images, lambda vector: {"vector": vector.tolist()})
+        return await self.process(served, served.embed, images, lambda vector: {"vector": vector.tolist()})
 
     async def inspect(self, served: ServedModel, images: Sequence[bytes], options: InspectOptions) -> list[Json]:
         """Intermediate results for one image."""
@@ -260,7 +260,7 @@ class Service:
             choices = options.model_dump(include={"parts", "layer", "target", "token"})
             compute = partial(inspect_image, served.encoder, pixels, **choices)
             if options.parts != ["input"]:
-                return [await self._call(reservation, served, compute)]
+                return [await self.call(reservation, served, compute)]
             frame = {"size": upload.size, "crop": seen_box(upload.size, served.model.meta.preprocess)}
             return [{**compute(), **frame}]  # does not need the model
 
@@ -272,26 +272,28 @@ class Service:
             (upload,) = await self._decode(reservation, served, images, preview=True)
             if not isinstance(upload, Upload):
                 raise upload
-            return [await self._call(reservation, served, partial(explain_upload, served.model, upload, settings))]
+            return [await self.call(reservation, served, partial(explain_upload, served.model, upload, settings))]
 
-    async def _call(self, reservation: Reservation, served: ServedModel, function: Callable[[], R]) -> R:
+    async def call(self, reservation: Reservation, served: ServedModel, function: Callable[[], R]) -> R:
         """Run a function when the model is free."""
         (result,) = await self._wait(reservation.put(served.call, [function]))
         if isinstance(result, BaseException):
             raise result
         return result
 
-    async def _process(
+    async def process(
         self,
         served: ServedModel,
         function: BatchFunction[Tensor, Tensor],
-        images: Sequence[bytes],
+        images: Sequence[bytes | Tensor],
         result: Callable[[Tensor], Json],
         patches: Sequence[int] = (),
     ) -> list[Json]:
-        """Decode and compute images; one result or error for each, in order."""
+        """Decode and compute images, or compute pixels; one result or error for each, in order."""
         with served.batcher.reserve(len(images)) as reservation:
-            decoded = await self._pixels(reservation, served, images, patches)
+            decoded: list[Tensor | BaseException] = [pixels for pixels in images if isinstance(pixels, Tensor)]
+            if files := [image for image in images if isinstance(image, bytes)]:
+                decoded = await self._pixels(reservation, served, files, patches)
             for pixels in decoded:
                 if not isinstance(pixels, Tensor | VitruvianError):
                     raise pixels

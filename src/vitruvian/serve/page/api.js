@@ -45,7 +45,7 @@ async function ask(path, options = {}) {
   }
   const content = await response.json().catch(() => ({}));
   if (response.status === 401) document.getElementById("key").hidden = false;
-  if (!response.ok) throw new Problem(content.error || `The service returned status ${response.status}.`);
+  if (!response.ok) throw new Problem(content.detail || `The service returned status ${response.status}.`);
   return content;
 }
 
