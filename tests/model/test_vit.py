@@ -1,5 +1,6 @@
 """Laws of the Vision Transformer: what every option must do, whatever the weights."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 from vitruvian.config import Numerics, RopeConfig, StemConfig, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import build
-from vitruvian.model.cores import even_pieces, map_over_cores
+from vitruvian.model.cores import even_pieces, map_over_cores, single_threaded_pool
 
 TINY = ViTConfig(image_size=32, patch_size=8, depth=3, width=32, mlp_dim=48, num_heads=4, num_classes=5)
 SHAPES = {
@@ -231,6 +232,13 @@ def test_images_spread_over_cores_are_answered_in_order(batch, two_threads):
     assert torch.get_num_threads() == 2
     with ThreadPoolExecutor(1) as later:
         assert later.submit(torch.get_num_threads).result() == 2
+
+
+def test_threads_that_compute_whole_images_use_one_core_each(two_threads):
+    """Otherwise they share the cores, and their helper threads slow down every later single image."""
+    pool = single_threaded_pool(os.getpid(), 2)
+    assert list(pool.map(lambda _: torch.get_num_threads(), range(8))) == [1] * 8
+    assert torch.get_num_threads() == 2
 
 
 def test_pieces_keep_every_core_busy_and_lose_no_image():

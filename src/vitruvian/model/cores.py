@@ -67,7 +67,12 @@ def even_pieces(images: Tensor, threads: int) -> list[Tensor]:
 @cache
 def single_threaded_pool(process: int, threads: int) -> ThreadPoolExecutor:
     """A pool whose threads use one core each; one pool per process, because threads do not survive a fork."""
-    pool = ThreadPoolExecutor(threads, "vitruvian-core", initializer=torch.set_num_threads, initargs=(1,))
+
+    def use_one_core() -> None:
+        torch.set_num_threads(1)
+        torch.get_num_threads()  # otherwise the thread's first operation takes the count that is set below
+
+    pool = ThreadPoolExecutor(threads, "vitruvian-core", initializer=use_one_core)
     # Start every worker now: the initializer also lowers the count that later threads inherit. Each waits for
     # the others, as a pool starts no further thread while one is idle.
     every = threading.Barrier(threads, timeout=60)  # a thread may fail to start
