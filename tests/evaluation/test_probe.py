@@ -57,6 +57,7 @@ def test_accuracies_are_counted_on_the_test_images(tmp_path):
     assert found.top1 == pytest.approx(100 * 5 / 6)
     assert found.mean_per_class == pytest.approx((100 * 2 / 3 + 100 + 100) / 3)
     assert (found.setting, found.tried, found.deviation) == ("3 nearest", {}, 0.0)
+    assert found.interval[0] < found.top1 <= found.interval[1]
 
 
 def test_parts_are_the_splits_that_there_are_or_a_share_held_out(tmp_path):
@@ -106,8 +107,9 @@ def test_the_table_names_probes_settings_and_percentages(weights, tmp_path):
     first, heads, shot, near = ran.stdout.splitlines()
     assert first == "24 training images of 3 classes, 6 test images: 20% of each class, held out"
     assert heads.split() == ["probe", "setting", "top-1", "%", "mean", "per", "class", "%"]
-    assert shot.split() == ["few-shot", "5-shot", "100.00", "±", "0.00", "100.00"]
-    assert near.split() == ["neighbors", "3", "nearest", "100.00", "100.00"]
+    interval = "95% interval 60.97 to 100.00"  # Wilson's, of 6 images
+    assert shot.split() == ["few-shot", "5-shot", "100.00", "±", "0.00,", *interval.split(), "100.00"]
+    assert near.split() == ["neighbors", "3", "nearest", "100.00", *interval.split(), "100.00"]
 
 
 def test_json_and_a_folder_with_the_report_hold_the_same_numbers(weights, tmp_path):

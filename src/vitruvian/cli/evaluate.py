@@ -264,10 +264,12 @@ def probe(
             cells = [(r.probe, r.setting, *(f"{r.metrics[name]:.4g}" for name in names)) for r in report.results]
             print(table(("probe", "setting", *(f">{TARGET_NAMES[name]}" for name in names)), cells))
         for result in report.results if report.target == "single" else ():
-            spread = f"± {result.deviation:.2f}" if len(result.runs) > 1 else ""
+            spread = [f"± {result.deviation:.2f}"] if len(result.runs) > 1 else []
             if result.interval is not None:
-                spread += ", 95% interval {:.2f} to {:.2f}".format(*result.interval)
-            rows.append((result.probe, result.setting, f"{result.top1:.2f}", spread, f"{result.mean_per_class:.2f}"))
+                spread.append("95% interval {:.2f} to {:.2f}".format(*result.interval))
+            rows.append(
+                (result.probe, result.setting, f"{result.top1:.2f}", ", ".join(spread), f"{result.mean_per_class:.2f}")
+            )
         if rows:
             print(table(("probe", "setting", ">top-1 %", "", ">mean per class %"), rows))
     if report.unreadable:

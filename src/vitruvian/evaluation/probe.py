@@ -18,6 +18,7 @@ from vitruvian.data.transform import Transform
 from vitruvian.errors import ConfigError, UnknownNameError, argument
 from vitruvian.evaluation import probe_classifiers as classifiers
 from vitruvian.evaluation.features import FeatureSet, compute_features, open_store
+from vitruvian.evaluation.metrics import wilson
 from vitruvian.evaluation.out_of_fold import OutOfFold, fold_result
 from vitruvian.evaluation.probe_classifiers import HOLD_OUT, Examples, Labels, hold_out_examples
 from vitruvian.evaluation.target_metrics import MEASURES
@@ -42,7 +43,7 @@ class ProbeResult:
     tried: dict[str, float] = field(default_factory=dict)  # accuracy of each setting on the images it was chosen by
     seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)  # of several labels or numbers, instead of accuracies
-    interval: tuple[float, float] | None = None  # of top1, over all images; for cross-validation
+    interval: tuple[float, float] | None = None  # of top1, over the test images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +157,7 @@ class ProbeTask:
             deviation=float(np.std(top1)),
             tried={} if metrics else tried or {},
             metrics=metrics,
+            interval=None if metrics else wilson(float(np.mean(top1)) / 100 * len(truth), len(truth)),
         )
 
 

@@ -175,7 +175,10 @@ def write_probe(report: ProbeReport, folder: Path) -> Path:
         "probe.html",
         title=f"{short_name(report.model)} probed on {Path(report.data).name}",
         subtitle=probe_summary(report),
-        tile_values={f"{result.probe}, {result.setting}": f"{result.top1:.2f} %" for result in results},
+        tile_values={
+            f"{r.probe}, {r.setting}": with_interval(r.top1, r.interval) if r.interval else f"{r.top1:.2f} %"
+            for r in results
+        },
         draws=len(SEEDS),
         results=[
             (r.probe, r.setting, r.top1, f"{r.deviation:.2f}" if len(r.runs) > 1 else "–", r.mean_per_class)
