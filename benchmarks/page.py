@@ -1,9 +1,11 @@
-"""The page of `vit serve` in chromium: seconds from a dropped image to its answer, and from a hover to its drawing.
+"""The page of `vit serve` in chromium: seconds from a dropped image to its answer and from a hover to its drawing, and
+the frames per second while the steps through the model are played.
 
     python benchmarks/page.py --model W.safetensors [--drops 10] [--hovers 60] [--engine torch]
 
 Needs chromium, chromedriver and selenium (`make browser`, extra `test`). A drop counts from its event until the answers
-are in the page and the browser has painted them; a hover from the pointer's event until the frame after it.
+are in the page and the browser has painted them; a hover from the pointer's event until the frame after it. The frames
+are those of the browser in five seconds of the step view, with a step and its transition in each second.
 """
 
 from __future__ import annotations
@@ -38,11 +40,20 @@ const seen = new MutationObserver(() => {
 seen.observe(place, { childList: true });
 document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));"""
 HOVER = """const [x, y, done] = arguments;
-const canvas = document.querySelector(".grids canvas"), box = canvas.getBoundingClientRect();
+const canvas = document.querySelector(".grids > figure > canvas"), box = canvas.getBoundingClientRect();
 const begun = performance.now();
 const place = { clientX: box.left + x * box.width, clientY: box.top + y * box.height };
 canvas.dispatchEvent(new PointerEvent("pointermove", place));
 requestAnimationFrame(() => setTimeout(() => done((performance.now() - begun) / 1000), 0));"""
+FRAMES = """const done = arguments[0], times = [];
+const next = document.querySelector("#next");
+const tick = (time) => {
+  times.push(time);
+  if (Math.floor((time - times[0]) / 1000) > steps) { steps += 1; next.click(); }
+  if (time - times[0] < 5000) requestAnimationFrame(tick); else done(times.slice(1).map((t, i) => t - times[i]));
+};
+let steps = 0;
+requestAnimationFrame(tick);"""
 SETTLED = """return !!document.querySelector(".layers svg") && !document.querySelector("#busy").textContent
   && document.querySelector(".grids figcaption").textContent.includes("attends to")"""
 
@@ -62,11 +73,14 @@ def main() -> None:
     browser = None
     try:
         wait_until_ready(port, server)
-        browser = opened(f"http://127.0.0.1:{port}/")
+        browser = opened(f"http://127.0.0.1:{port}/#show=attention")
         print(json.dumps({"drop": told([dropped(browser, seed) for seed in range(asked.drops)])}))
         rng = np.random.default_rng(0)
         hovers = [browser.execute_async_script(HOVER, *rng.random(2).tolist()) for _ in range(asked.hovers)]
         print(json.dumps({"hover": told(hovers)}))
+        gaps = browser.execute_async_script(FRAMES)
+        rate, slow = 1000 * len(gaps) / sum(gaps), sum(gap > 1000 / 30 for gap in gaps)
+        print(json.dumps({"steps": {"frames_per_second": round(rate, 1), "frames": len(gaps), "below_30": slow}}))
     finally:
         if browser is not None:
             browser.quit()

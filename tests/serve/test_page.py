@@ -5,14 +5,26 @@ from __future__ import annotations
 import base64
 import re
 import time
+from importlib.resources import files
 
+import numpy as np
 import pytest
+import torch
 from processes import Process
 from tiny_service import photo, tiny_digits, tiny_vit
 from two_towers import save_clip
 
 import vitruvian as vt
+from vitruvian.config import Preprocess
+from vitruvian.data.preprocess import preprocess_image
 
+PHOTOS = files("vitruvian.serve") / "page"
+PREDICTIONS = """const body = new FormData();
+  return fetch("page/cat.jpg").then((r) => r.blob()).then((blob) => {
+    body.append("image", blob, "cat.jpg");
+    body.append("model", "one");
+    return fetch("predict", { method: "POST", body });
+  }).then((r) => r.json()).then((c) => c.results[0].predictions);"""
 pytestmark = pytest.mark.slow
 
 
@@ -30,7 +42,10 @@ def service(browser, tmp_path_factory):
     vt.save(tiny_vit(3, cls_token=False, pool="mean"), folder / "mean")
     vt.save(tiny_vit(4, reg_tokens=4), folder / "registers")
     vt.save(tiny_vit(5, patch_size=4), folder / "fine")
-    names = ("one", "two", "digits", "clip", "doubtful", "heads", "mean", "registers", "fine")
+    cropped = tiny_vit(6)
+    cropped.meta = cropped.meta.replace(preprocess=Preprocess(image_size=(32, 32), fit="crop"))
+    vt.save(cropped, folder / "cropped")
+    names = ("one", "two", "digits", "clip", "doubtful", "heads", "mean", "registers", "fine", "cropped")
     running = Process(*(part for name in names for part in ("--model", f"{name}={folder / name}")))
     yield running
     running.close()
@@ -76,7 +91,7 @@ class Page:
     def predictions(self) -> list[str]:
         return self.texts(".prediction > span:first-child")
 
-    def pixels(self, selector: str = ".grids canvas") -> str:
+    def pixels(self, selector: str = ".grids > figure > canvas") -> str:
         return self.run("return document.querySelector(arguments[0]).toDataURL()", selector)
 
     def upload(self, path) -> None:
@@ -111,12 +126,19 @@ class Page:
 
     def caption_of(self, model: str) -> str:
         """The caption of the left map of a model, once it is drawn."""
-        text = f"return document.querySelector('[data-model={model}] figcaption').textContent"
+        text = f"return document.querySelector('[data-model={model}] .grids figcaption').textContent"
         self.settled()
         return str(self.until(text))
 
     def slide(self, name: str, value: int) -> None:
         self.run(f"const s = document.querySelector('#{name}'); s.value = {value}; s.dispatchEvent(new Event('input'))")
+        self.settled()
+
+    def choose_head(self, layer: int, head: int = -1, model: str = "one") -> None:
+        """Click the thumbnail of a layer and a head, by default of the mean of all heads."""
+        self.until("return document.querySelector('.heads button')")
+        cell = f'[data-model={model}] .heads [data-layer="{layer}"][data-head="{head}"]'
+        self.run("document.querySelector(arguments[0]).click()", cell)
         self.settled()
 
     def errors(self) -> list[str]:
@@ -127,7 +149,7 @@ class Page:
 def page(browser, visit, service):
     page = Page(browser, visit, service.url)
     page.errors()  # of the test before
-    page.open()
+    page.open("show=attention")
     return page
 
 
@@ -180,24 +202,21 @@ def test_hovering_a_patch_shows_where_it_looks_without_asking_the_service(page):
     assert page.run("return window.asked") == 0
 
 
-def test_sliders_choose_layer_and_head_and_the_link_keeps_them(page):
-    set_value = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))"
+def test_thumbnails_choose_layer_and_head_and_the_link_keeps_them(page):
     before = page.pixels()
-    page.run(set_value, page.find("#layer"), 0)
-    page.settled()
+    page.choose_head(0)
     assert page.pixels() != before
-    page.run(set_value, page.find("#head"), 1)
-    page.settled()
+    page.choose_head(0, 1)
     page.pointer("pointermove", 0.1, 0.9)
     page.pointer("pointerup", 0.1, 0.9)
     shown, link = page.pixels(), page.browser.current_url
-    assert link.split("#")[1] == "model=one&sample=cat&layer=0&head=1&patch=3%2C0"
-    assert page.find(".heads [aria-pressed=true]").text == "head 1"
+    assert link.split("#")[1] == "model=one&sample=cat&show=attention&layer=0&head=1&patch=3%2C0"
+    assert page.find(".heads [aria-checked=true]").accessible_name == "layer 0, head 1"
     page.browser.get("about:blank")
     page.browser.get(link)
     page.settled()
     assert page.pixels() == shown
-    assert page.texts("#layer-text, #head-text") == ["0 of 1", "1 of 1"]
+    assert page.find(".heads [aria-checked=true]").accessible_name == "layer 0, head 1"
 
 
 @pytest.mark.parametrize("show", ["similarity", "rollout", "class"])
@@ -206,7 +225,7 @@ def test_every_view_draws_its_map(page, show):
     page.find(f"[data-show={show}]").click()
     page.settled()
     assert page.pixels() != before
-    assert page.run("return document.querySelector('.heads-part').hidden")
+    assert page.run("return document.querySelector('.heads-part').hidden") == (show != "similarity")
     assert page.errors() == []
 
 
@@ -267,12 +286,14 @@ def test_a_link_to_two_models_works_whichever_answers_first(page, browser):
       return old(path, options); };"""
     added = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": slow})
     try:
-        page.open("model=one&with=two&patch=1,2&erased=0,5")
+        page.open("model=one&with=two&show=attention&patch=1,2&erased=0,5")
     finally:
         browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
     page.until("return document.querySelectorAll('.layers > svg').length === 2")
     page.settled()
-    assert [text.split(" attends")[0] for text in page.texts("figure:first-child figcaption")] == ["Patch 1,2"] * 2
+    assert [text.split(" attends")[0] for text in page.texts(".grids figure:first-child figcaption")] == [
+        "Patch 1,2"
+    ] * 2
     assert page.errors() == []
 
 
@@ -363,7 +384,7 @@ def test_what_takes_long_is_said(page):
 
 
 def test_the_saved_page_works_without_the_service(page, visit, browser):
-    page.open("sample=coffee&patch=2,1")
+    page.open("sample=coffee&show=attention&patch=2,1")
     saved = page.save()
     predictions, shown = page.predictions(), page.pixels()
     assert "http:" not in saved.read_text().replace("http://www.w3.org", "").replace("http-equiv", "")
@@ -375,8 +396,7 @@ def test_the_saved_page_works_without_the_service(page, visit, browser):
         offline.find(f"[data-show={show}]").click()
         offline.settled()
     assert offline.pixels() == shown
-    offline.run("const l = document.querySelector('#layer'); l.value = 0; l.dispatchEvent(new Event('input'))")
-    offline.settled()
+    offline.choose_head(0)
     assert offline.pixels() != shown
     assert offline.errors() == []
 
@@ -401,7 +421,7 @@ def test_every_class_of_the_saved_page_has_its_own_map(page, visit, browser):
 def test_a_saved_page_says_that_erasing_needs_the_service(page, visit, browser):
     from selenium.webdriver.common.keys import Keys
 
-    page.open("sample=coffee&erased=3")
+    page.open("sample=coffee&show=attention&erased=3")
     numbers = page.texts(".prediction .number")
     offline = Page(browser, visit, page.save().as_uri())
     offline.open()
@@ -416,7 +436,7 @@ def test_a_saved_page_says_that_erasing_needs_the_service(page, visit, browser):
 def test_a_link_to_an_own_image_asks_for_it(page, tmp_path):
     (tmp_path / "own.png").write_bytes(photo(5, size=(300, 200)))
     page.upload(tmp_path / "own.png")
-    page.slide("layer", 0)
+    page.choose_head(0)
     link, shown = page.browser.current_url, page.pixels()
     page.open(link.split("#")[1])
     assert "The image is not part of this link." in page.find("#missing").text
@@ -439,14 +459,14 @@ def test_the_link_is_copied_or_shown_where_there_is_no_clipboard(page, tmp_path)
     page.run("document.execCommand = () => false")
     page.find("#link").click()
     field = "const f = document.querySelector('#copied-link'); return f.value.slice(f.selectionStart, f.selectionEnd)"
-    assert page.run(field) == f"{page.url}/#model=one&sample=cat"
+    assert page.run(field) == f"{page.url}/#model=one&sample=cat&show=attention"
     assert page.texts("#copied-text") == ["Copy this link:"]
     page.run("document.execCommand = () => true")
     (tmp_path / "own.png").write_bytes(photo(5))
     page.upload(tmp_path / "own.png")
     page.find("#link").click()
     assert page.texts("#copied-text") == ["Copied. The image is not part of it:"]
-    page.slide("layer", 0)
+    page.choose_head(0)
     assert not page.find("#copied").is_displayed()
     assert page.errors() == []
 
@@ -482,7 +502,7 @@ def test_maps_and_chart_are_of_the_image_with_its_erased_patches(page, show):
     assert page.run(chart) == expected
     assert page.pixels() == pixels != values
     requested = page.run("return window.erased")
-    assert all(erased for _, erased in requested)
+    assert all(erased for parts, erased in requested if parts != "scores")
     assert any("layers" in parts for parts, _ in requested)
     assert page.texts(".grids figcaption")[0].endswith(", with 8 of 16 patches erased")
     assert page.texts(".last h3") == ["Predictions after each layer, with 8 of 16 patches erased"]
@@ -495,14 +515,14 @@ def test_maps_and_chart_are_of_the_image_with_its_erased_patches(page, show):
 def test_captions_name_the_tokens_that_the_model_has(page):
     assert page.texts(".grids figcaption")[0].startswith("The class token attends to these patches: most to ")
     assert page.texts(".grids figcaption")[0].endswith("% to itself")
-    page.open("model=mean")
+    page.open("model=mean&show=attention")
     left, right = page.texts(".grids figcaption")
     assert left.startswith("On average, patches attend to these patches: most to ")
     assert right == "The input of the model"
     assert not any("class token" in caption for caption in (left, right))
     page.pointer("pointermove", 0.6, 0.3)
     assert not any("token" in caption for caption in page.texts(".grids figcaption"))
-    page.open("model=registers")
+    page.open("model=registers&show=attention")
     left = page.texts(".grids figcaption")[0]
     assert left.startswith("The class token attends to these patches: most to ")
     assert re.search(r", [<\d.]+% to itself, [<\d.]+% to the 4 register tokens$", left)
@@ -512,32 +532,29 @@ def test_captions_name_the_tokens_that_the_model_has(page):
     assert page.errors() == []
 
 
-def test_a_head_of_the_second_model_moves_the_slider_and_the_first_model(page):
-    page.open("model=one&with=heads")
-    page.until("return document.querySelectorAll('.heads button').length === 6")
+def test_a_head_of_the_second_model_is_chosen_in_the_first_model_too(page):
+    page.open("model=one&with=heads&show=attention")
+    page.until("return document.querySelectorAll('.heads button').length === 6 + 20")
     page.settled()
-    pressed = (
+    marked = (
         "return [...document.querySelectorAll('.heads')]"
-        ".map((e) => e.querySelector('[aria-pressed=true]')?.textContent ?? '')"
+        ".map((e) => e.querySelector('[aria-checked=true]').getAttribute('aria-label'))"
     )
-    page.run("document.querySelectorAll('[data-model=heads] .heads button')[1].click()")
-    assert page.run(pressed) == ["head 1", "head 1"]
-    assert page.texts("#head-text") == ["1 of 3"]
-    page.run("document.querySelectorAll('[data-model=heads] .heads button')[3].click()")
-    assert page.run(pressed) == ["", "head 3"]
-    assert page.find("#head").get_attribute("value") == "3"
+    page.choose_head(3, 1, "heads")
+    assert page.run(marked) == ["layer 1, head 1", "layer 3, head 1"]
+    page.choose_head(3, 3, "heads")
+    assert page.run(marked) == ["layer 1, mean of all heads", "layer 3, head 3"]
     titles = page.texts(".heads-part h3")
-    assert titles == ["All heads of layer 1; this model has no head 3, so the mean is shown", "All heads of layer 3"]
-    page.slide("layer", 0)
-    page.slide("head", 0)
-    assert page.run(pressed) == ["head 0", "head 0"]
-    assert page.texts(".heads-part h3") == ["All heads of layer 0", "All heads of layer 0"]
+    missing = "this model has no head 3, so the mean is shown"
+    assert titles == [f"All layers and heads; {missing}", "All layers and heads"]
+    page.choose_head(0, 0)
+    assert page.run(marked) == ["layer 0, head 0", "layer 0, head 0"]
 
 
 def test_patches_are_erased_in_either_of_two_grids(page):
     page.open("model=one&with=fine&show=erase")
     for model, other, x in (("fine", "one", 0.8), ("one", "fine", 0.1)):
-        page.pointer("pointerdown", x, 0.94, 1, selector=f"[data-model={model}] canvas")
+        page.pointer("pointerdown", x, 0.94, 1, selector=f"[data-model={model}] .grids canvas")
         page.settled()
         captions = [page.caption_of(name) for name in ("one", "fine")]
         assert captions == ["1 of 16 patches erased (6.3%)", "4 of 64 patches erased (6.3%)"]
@@ -590,11 +607,11 @@ def test_the_documentation_of_the_api_violates_no_rule_of_accessibility(page, vi
 
 
 def test_sliders_have_names_and_changes_are_announced(page):
-    for name, text in (("layer", "1 of 1"), ("head", "mean")):
+    for name, label, text in (("step", "Step", "1 of 9: The image"), ("opacity", "Opacity", "70%")):
         slider = page.find(f"#{name}")
-        assert slider.accessible_name == name.capitalize()
+        assert slider.accessible_name == label
         assert slider.get_attribute("aria-valuetext") == text
-    assert page.run("return [...document.querySelectorAll('figcaption')].every((e) => e.ariaLive === 'polite')")
+    assert page.run("return [...document.querySelectorAll('.grids figcaption')].every((e) => e.ariaLive === 'polite')")
     status = page.find(".panel [role=status]")
     assert status.get_attribute("textContent") == f"{page.predictions()[0]}, {page.texts('.prediction .number')[0]}"
 
@@ -621,9 +638,8 @@ def test_the_legend_has_the_dashes_of_the_lines(page):
 @pytest.mark.parametrize("state", ["model=one", "model=digits", "model=one&with=heads"])
 def test_a_phone_shows_the_image_first_and_keeps_the_controls_in_reach(page, state):
     page.open(state, width=390, height=844)
-    image, controls = page.find(".grids canvas").rect, page.find("#controls").rect
-    assert image["y"] + image["height"] / 2 < 844 - controls["height"]
-    assert page.find(".headline").is_displayed()
+    image, controls = page.find(".photo canvas").rect, page.find("#controls").rect
+    assert image["y"] + image["height"] < 844 - controls["height"]
     for _ in range(2):
         place = page.run(
             "const b = document.querySelector('#controls').getBoundingClientRect(); return [b.top, b.bottom]"
@@ -644,7 +660,267 @@ def test_a_model_with_a_text_tower_answers_in_the_words_that_are_typed(page):
     assert sorted(page.predictions()) == ["green", "red"]
     assert "labels=red" in page.run("return location.hash")
     assert "zero-shot" in page.texts(".about")[0]
-    assert page.texts("#show button:not([hidden])") == ["Attention", "Similar patches", "Rollout", "Erase"]
+    assert page.texts("#show button:not([hidden])") == ["Rollout", "Attention", "Similar patches", "Erase"]
     assert page.errors() == []
     page.open("model=one")
     assert page.run("return document.querySelector('#labels').hidden")
+
+
+def test_every_number_of_the_steps_is_that_of_forward_intermediates(page):
+    model = tiny_vit()
+    pixels = preprocess_image(PHOTOS / "cat.jpg", model.meta.preprocess)[None]
+    with torch.no_grad():
+        values = model.forward_intermediates(pixels, model.intermediate_names)
+    shown = "return [...document.querySelectorAll(arguments[0])].map((e) => Number(e.dataset.value ?? e.textContent))"
+
+    def numbers(selector: str, step: int) -> list[float]:
+        page.slide("step", step)
+        page.until("return document.querySelector('.numbers .value')")
+        return page.run(shown, f".numbers {selector}")
+
+    patch = 1 + 2 * 4 + 2  # the token of the patch in the middle
+    colors = ((pixels[0, :, 16, 16:20] * 0.5 + 0.5) * 255).T.flatten().tolist()
+    for step in (0, 1):
+        assert numbers(".value", step) == pytest.approx(colors, abs=0.51)
+    vectors = numbers(".first .value", 2)
+    assert vectors[12:] == pytest.approx(values["embedded"][0, patch, :6].tolist(), abs=6e-4)
+    assert [a + b for a, b in zip(vectors, vectors[6:12])] == pytest.approx(vectors[12:], abs=2e-3)
+    order = [prediction["index"] for prediction in page.run(PREDICTIONS)]
+    before = values["embedded"]
+    for layer in range(2):
+        weights = values[f"block_{layer}/attention"][0].mean(dim=0)[0]
+        rows = numbers(".bar-row .value", 3 + 2 * layer)
+        assert rows == pytest.approx(weights.sort(descending=True).values[:5].tolist(), abs=1e-4)
+        after = values[f"block_{layer}"]
+        expected = torch.cat([before[0, 0, :6], (after - before)[0, 0, :6], after[0, 0, :6]])
+        assert numbers(".first .value", 4 + 2 * layer) == pytest.approx(expected.tolist(), abs=6e-4)
+        with torch.no_grad():
+            logits = model.forward_head(model.norm(after))[0]
+        listed = page.run(shown, ".numbers .bar-row .value")
+        assert set(np.round(listed, 3)) <= set(np.round(logits.tolist(), 3))
+        assert listed[0] == pytest.approx(float(logits.max()), abs=1e-4)
+        before = after
+    assert numbers(".first .value", 7) == pytest.approx(values["pooled"][0, :6].tolist(), abs=6e-4)
+    assert page.run(shown, ".numbers .bar-row .value") == pytest.approx(values["logits"][0, order].tolist(), abs=1e-4)
+    final = values["logits"][0].softmax(dim=0)
+    assert numbers(".bar-row .value", 8) == pytest.approx(final[order].tolist(), abs=1e-4)
+    page.pointer("pointerup", 0.9, 0.9, selector=".scene")
+    page.settled()
+    rows = numbers(".first .value", 4)
+    assert rows[:6] == pytest.approx(values["embedded"][0, 16, :6].tolist(), abs=6e-4)
+    assert page.errors() == []
+
+
+def test_the_steps_are_played_and_stepped_and_the_chart_follows(page):
+    cursor = "return document.querySelector('.layers .now').style.transform"
+    titles = []
+    for _ in range(3):
+        page.find("#next").click()
+        page.settled()
+        titles.append((page.find(".told h3").text, page.run(cursor)))
+    assert [title for title, _ in titles] == ["Patches", "Tokens", "Attention of block 0"]
+    assert len({place for _, place in titles}) == 3
+    assert "step=attention&" in page.browser.current_url
+    assert page.find(".spine [aria-current]").accessible_name == "Block 0"
+    page.find("#back").click()
+    assert page.find(".told h3").text == "Tokens"
+    page.find("#play").click()
+    page.until("return document.querySelector('#step').value === '8'", 40)
+    page.until("return document.querySelector('#play').textContent === 'Play'")
+    assert page.find(".told h3").text == "Probabilities"
+    page.find(".play-layers").click()
+    page.until("return location.hash.includes('layer=0')")
+    page.until("return location.hash.includes('layer=1')")
+    page.until("return document.querySelector('.play-layers').textContent === 'Play the layers'")
+    assert page.errors() == []
+
+
+def test_the_scene_is_operated_by_keyboard(page):
+    from selenium.webdriver.common.keys import Keys
+
+    page.open("step=patches")
+    scene = page.find(".scene")
+    scene.send_keys(Keys.ARROW_LEFT)
+    assert "Patch 2,1" in page.find(".pixels").text
+    scene.send_keys(Keys.ENTER)
+    assert "patch=2%2C1" in page.browser.current_url
+    scene.send_keys(Keys.ESCAPE)
+    assert "patch=" not in page.browser.current_url
+
+
+SINKS = """const old = window.fetch; window.fetch = async (path, options) => {
+  const response = await old(path, options);
+  if (!(options?.body instanceof FormData) || options.body.get("parts") !== "heads") return response;
+  const content = await response.json();
+  const floats = new Float32Array(32).fill(0.01);
+  floats[5] = floats[16 + 5] = 0.6;
+  const data = btoa(String.fromCharCode(...new Uint8Array(floats.buffer)));
+  content.received = { shape: [2, 16], bits: 32, data };
+  return new Response(JSON.stringify(content)); };"""
+
+
+def test_attention_sinks_are_named_and_left_out_of_the_colors(page, browser):
+    assert not page.find("#sinks-control").is_displayed()
+    added = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": SINKS})
+    try:
+        page.open("show=attention")
+    finally:
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+    page.until("return document.querySelector('.sinks').textContent")
+    assert page.texts(".sinks")[0].startswith("1 attention sink 1,1: nearly all tokens attend to it")
+    assert "60% of all attention" in page.texts(".sinks")[0]
+    assert page.find("#sinks").is_selected()
+    without = page.pixels()
+    page.find("#sinks").click()
+    assert page.pixels() != without
+    assert "sinks=in" in page.browser.current_url
+
+
+def test_color_scales_are_robust_and_sinks_are_outliers(page):
+    arrays = "const done = arguments[0]; import('./page/arrays.js').then((m) => done({}))"
+    call = arrays.replace(
+        "{}",
+        "{ scale: m.scaleOf(Float32Array.from({ length: 101 }, (_, i) => i === 100 ? 1000 : i)),"
+        " out: m.scaleOf(Float32Array.from([1, 2, 3, 900]), new Set([3])),"
+        " sinks: [...m.sinksOf(Float32Array.from({ length: 64 }, (_, i) => ({ 3: 0.1, 7: 0.3, 9: 0.3 })[i] ?? 0.005))],"
+        " none: [...m.sinksOf(Float32Array.from({ length: 64 }, (_, i) => i / 64))] }",
+    )
+    found = page.browser.execute_async_script(call)
+    assert found["scale"]["low"] == pytest.approx(2)
+    assert found["scale"]["high"] == pytest.approx(98)
+    assert found["scale"]["cutHigh"]
+    assert found["out"]["high"] < 3
+    assert found["sinks"] == [7, 9]
+    assert found["none"] == []
+
+
+def test_the_first_map_is_the_one_with_the_best_deletion_score(page):
+    page.open()
+    page.until("return document.querySelector('.scores').textContent.includes(' best')")
+    text = page.texts(".scores")[0]
+    found = re.findall(r"(Class map|Rollout|Attention|random order) (\d\.\d+)( best)?", text)
+    assert {name for name, _, _ in found} == {"Class map", "Rollout", "Attention", "random order"}
+    scores = {name: float(score) for name, score, _ in found if name != "random order"}
+    (best,) = (name for name, _, mark in found if mark)
+    assert scores[best] == min(scores.values())
+    assert page.find("#show [aria-checked=true]").text == best
+    assert "show=" not in page.browser.current_url
+    assert page.find("#can").text.startswith("Can tell")
+    assert page.find("#cannot").text.startswith("Cannot tell")
+
+
+def test_opacity_and_numbers_belong_to_the_colors(page):
+    before = page.pixels()
+    page.slide("opacity", 20)
+    assert page.pixels() != before
+    low, high = page.texts(".grids figure:first-child .bar span")
+    assert re.fullmatch(r"≤ [<\d.]+%", low)
+    assert re.fullmatch(r"≥ [<\d.]+%", high)
+    assert page.run("return document.querySelectorAll('.grids figcaption .chip canvas').length") >= 1
+
+
+def test_several_images_become_a_strip_with_their_predictions(page, tmp_path):
+    for name, seed in (("first.png", 5), ("second.png", 6)):
+        (tmp_path / name).write_bytes(photo(seed))
+    page.find("#file").send_keys(f"{tmp_path / 'first.png'}\n{tmp_path / 'second.png'}")
+    page.until("return [...document.querySelectorAll('#film span')].filter((e) => e.textContent).length === 2")
+    page.settled()
+    assert page.find(".photo strong").text == "first.png"
+    first = page.predictions()[0]
+    assert page.texts("#film span")[0].startswith(first)
+    page.run("document.querySelectorAll('#film button')[1].click()")
+    page.until("return document.querySelector('.photo strong').textContent === 'second.png'")
+    page.settled()
+    page.until("return document.querySelector('#film [aria-pressed=true] img').alt === 'second.png'")
+    page.until("return document.querySelectorAll('#film span')[1].textContent")
+    assert page.texts("#film span")[1].startswith(page.predictions()[0])
+    assert page.errors() == []
+
+
+def test_the_frame_the_name_and_the_time_stand_beside_the_image(page):
+    assert page.find(".photo figcaption").text == "sample cat 400 × 266 pixels, all of it seen by the model"
+    page.open("model=cropped")
+    assert page.find(".photo figcaption").text == "sample cat 400 × 266 pixels; the model sees the 67% inside the frame"
+    assert re.fullmatch(r"predicted in \d+ ms", page.find(".time").text)
+
+
+def test_the_request_is_copied_for_curl_and_python(page, monkeypatch, tmp_path, capsys):
+    (tmp_path / "own.png").write_bytes(photo(5))
+    page.upload(tmp_path / "own.png")
+    page.find("[data-copy=curl]").click()
+    code = "return document.querySelector('#copied-link').value"
+    assert page.run(code) == f"curl -F 'image=@own.png' -F 'model=one' {page.url}/predict"
+    page.find("[data-copy=python]").click()
+    monkeypatch.chdir(tmp_path)
+    exec(compile(page.run(code), "copied", "exec"), {})
+    assert f"'label': '{page.predictions()[0]}'" in capsys.readouterr().out
+
+
+def test_two_models_are_swiped_over_one_picture(page):
+    assert not page.find("#swipe").is_displayed()
+    page.open("model=one&with=two&show=rollout")
+    page.until("return !document.querySelector('#swipe').hidden")
+    page.settled()
+    before = page.pixels("#swipe canvas")
+    page.slide("swipe-at", 10)
+    assert page.pixels("#swipe canvas") != before
+    assert page.find("#swipe figcaption").text.startswith("one: class ")
+
+
+def test_examples_tell_a_story(page):
+    assert len(page.texts("#stories button")) == 4
+    page.run("document.querySelector('#stories button').click()")
+    page.until("return document.querySelector('.prediction .before')")
+    page.settled()
+    page.until("return document.querySelector('#story-facts').textContent.includes('Now: ')")
+    assert page.find("#story-title").text == "Erase an eye."
+    assert "show=erase" in page.browser.current_url
+    page.find("#story-close").click()
+    assert not page.find("#story").is_displayed()
+    page.run("document.querySelectorAll('#stories button')[2].click()")
+    page.until("return location.hash.includes('step=mlp')")
+    page.settled()
+    assert page.find(".told h3").text == "MLP of block 0"
+    assert page.errors() == []
+
+
+def test_a_tour_is_offered_and_can_be_dismissed(page):
+    from selenium.webdriver.common.keys import Keys
+
+    page.run("localStorage.clear()")
+    page.open()
+    page.find("#welcome-start").click()
+    assert page.find("#tour-title").text == "An image and its predictions"
+    page.find("#tour-next").click()
+    assert page.find("#tour-title").text == "Patches"
+    assert "step=patches" in page.browser.current_url
+    page.find("#tour-next").send_keys(Keys.ESCAPE)
+    assert not page.find("#tour").is_displayed()
+    page.open()
+    assert not page.find("#welcome").is_displayed()
+    page.find("#tour-start").click()
+    for _ in range(7):
+        page.find("#tour-next").click()
+    assert not page.find("#tour").is_displayed()
+    assert page.errors() == []
+
+
+def test_terms_are_explained_where_they_stand_and_in_the_glossary(page):
+    page.open("step=attention")
+    assert "weighted mean" in page.run("return document.querySelector('.sentence .term').dataset.tip")
+    page.run("document.querySelector('.sentence .term').click()")
+    assert page.find("#glossary").is_displayed()
+    assert page.find("dt.here").text == "Attention"
+    assert len(page.texts("dt")) > 12
+    page.find("#glossary-close").click()
+    assert not page.find("#glossary").is_displayed()
+
+
+def test_all_text_of_the_page_is_in_one_file():
+    html = re.sub(r"<!--.*?-->", "", (PHOTOS / "index.html").read_text(encoding="utf-8"), flags=re.DOTALL)
+    words = re.sub(r"<(title|h1)>.*?</\1>|<[^>]+>", "", html).split()
+    assert words == ["◀", "▶"]
+    for script in PHOTOS.glob("*.js"):
+        if script.name != "text.js":
+            code = re.sub(r"//.*", "", script.read_text(encoding="utf-8"))
+            assert re.findall(r"[\"'`][A-Z][a-z]+(?: [a-z]+){2,}", code) == [], script.name

@@ -1,5 +1,7 @@
 // Requests to the service, or the results recorded in a saved page, with a message while a request takes long.
 
+import { TEXT } from "./text.js";
+
 const SAY_AFTER_MS = 100;
 const running = new Map();
 
@@ -41,11 +43,11 @@ async function ask(path, options = {}) {
     response = await fetch(path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem("The service cannot be reached. Is `vit serve` still running?");
+    throw new Problem(TEXT.unreachable);
   }
   const content = await response.json().catch(() => ({}));
   if (response.status === 401) document.getElementById("key").hidden = false;
-  if (!response.ok) throw new Problem(content.detail || `The service returned status ${response.status}.`);
+  if (!response.ok) throw new Problem(content.detail || TEXT.status(response.status));
   return content;
 }
 
@@ -59,10 +61,18 @@ function form(image, fields) {
 const live = {
   models: async () => (await ask("models")).models,
   async predict(model, image, { erased = [], labels = "", signal } = {}) {
+    const begun = performance.now();
     const options = { ...form(image, { model, top: 5, erased: erased.join(","), labels }), signal };
     const [{ predictions, rejected }] = (await ask("predict", options)).results;
+    predictions.milliseconds = performance.now() - begun;
     if (rejected) predictions[0].rejected = true;
     return predictions;
+  },
+  // The best prediction of each of several images, or null.
+  async labels(model, images, labels) {
+    const { body, method } = form(images[0], { model, top: 1, labels });
+    for (const image of images.slice(1)) body.append("image", image.blob, image.name);
+    return (await ask("predict", { method, body })).results.map(({ predictions }) => predictions?.[0] ?? null);
   },
   inspect: (model, image, { erased = [], ...fields }) => ask("inspect", form(image, { model, erased: erased.join(","), ...fields })),
 };
@@ -76,13 +86,13 @@ function recorded(content) {
       return erased.length ? panel.predictionsErased : panel.predictions;
     },
     // Parts that depend on a layer or on a class are recorded once for each.
-    async inspect(model, image, { parts, layer, target }) {
+    async inspect(model, image, { parts, layer, target, token }) {
       const { inside } = panelOf(model);
-      const result = { grid: inside.grid };
+      const result = { ...inside };
       for (const part of parts.split(",")) {
-        const choice = { attention: layer, similarity: layer, gradient: target }[part];
-        result[part] = choice === undefined ? inside[part] : inside[part][choice];
-        if (!result[part]) throw new Problem("This is a saved page: the map of this class needs the running service.");
+        const choice = { attention: layer, similarity: layer, gradient: target, trace: token }[part];
+        result[part] = ["attention", "similarity", "gradient", "trace"].includes(part) ? inside[part][choice] : inside[part];
+        if (!result[part]) throw new Problem(part === "trace" ? TEXT.savedTrace : TEXT.savedClass);
       }
       return result;
     },

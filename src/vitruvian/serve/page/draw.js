@@ -1,5 +1,7 @@
 // A canvas for a digit, brought to the form of the training images: 8 x 8 pixels, filled by the ink, 16 levels.
 
+import { TEXT } from "./text.js";
+
 const SIDE = 8;
 const FINE = 32;
 const PAUSE_MS = 120;
@@ -84,5 +86,5 @@ export async function digitImage(text) {
     pixels.data.set([level, level, level, 255], 4 * i);
   });
   pen.putImageData(pixels, 0, 0);
-  return { blob: await new Promise((done) => canvas.toBlob(done, "image/png")), name: "your digit", digit: text };
+  return { blob: await new Promise((done) => canvas.toBlob(done, "image/png")), name: TEXT.digitName, digit: text };
 }

@@ -1,6 +1,7 @@
 // One image with its patches: a map laid over it, a patch to hover, hold or erase, by pointer and by keyboard.
 
-import { heat, stretched } from "./arrays.js";
+import { drawColorBar, heat, levelsOf, scaleOf } from "./arrays.js";
+import { TEXT } from "./text.js";
 
 const CANVAS_SIDE = 560;
 
@@ -17,6 +18,13 @@ export function patchAt(patch, [rows, columns], [toRows, toColumns]) {
   return Math.floor(down * toRows) * toColumns + Math.floor(across * toColumns);
 }
 
+export function drawPatch(canvas, image, patch, rows, columns) {
+  const pen = canvas.getContext("2d");
+  const [wide, high] = [image.width / columns, image.height / rows];
+  pen.imageSmoothingEnabled = false;
+  pen.drawImage(image, (patch % columns) * wide, Math.floor(patch / columns) * high, wide, high, 0, 0, canvas.width, canvas.height);
+}
+
 export class PatchGrid {
   // `on` has functions: hover(patch or null), hold(patch or null), paint(patch, first).
   constructor(label, on) {
@@ -26,8 +34,16 @@ export class PatchGrid {
     this.caption.setAttribute("aria-live", "polite");
     this.canvas.tabIndex = 0;
     this.canvas.setAttribute("role", "application");
-    this.canvas.setAttribute("aria-label", `${label}: arrows move the patch, Enter holds it, Space erases it`);
-    this.figure.append(this.canvas, this.caption);
+    this.canvas.setAttribute("aria-label", TEXT.gridKeys(label));
+    this.bar = document.createElement("p");
+    this.bar.className = "bar soft";
+    const [low, colors, high] = ["span", "canvas", "span"].map((tag) => document.createElement(tag));
+    [colors.width, colors.height] = [160, 10];
+    colors.setAttribute("role", "img");
+    colors.setAttribute("aria-label", TEXT.scale);
+    drawColorBar(colors);
+    this.bar.append(low, colors, high);
+    this.figure.append(this.canvas, this.bar, this.caption);
     this.on = on;
     this.erasing = false;
     this.listen();
@@ -36,6 +52,7 @@ export class PatchGrid {
   setImage(image, rows, columns) {
     [this.image, this.rows, this.columns] = [image, rows, columns];
     const scale = CANVAS_SIDE / Math.max(image.width, image.height);
+    this.caption.textContent = ""; // thumbnails of the image before
     this.canvas.width = Math.round(image.width * scale);
     this.canvas.height = Math.round(image.height * scale);
     this.gray = document.createElement("canvas");
@@ -47,8 +64,9 @@ export class PatchGrid {
     pen.drawImage(image, 0, 0);
   }
 
-  // values: a number for each patch, or null for the image alone.
-  draw({ values = null, patch = null, erased = new Set(), caption = "" }) {
+  // values: a number for each patch, or null for the image alone. Patches of `leftOut` have no part in the colors. `text`
+  // formats a number of the color bar; `root` draws square roots, for shares of which a few are much larger than others.
+  draw({ values = null, patch = null, erased = new Set(), caption = "", leftOut = new Set(), opacity = 0.7, text = String, root = false }) {
     if (!this.image) return;
     const pen = this.canvas.getContext("2d");
     const { width, height } = this.canvas;
@@ -57,16 +75,43 @@ export class PatchGrid {
     pen.drawImage(values ? this.gray : this.image, 0, 0, width, height);
     pen.fillStyle = values ? "#808080" : this.mean;
     for (const each of erased) pen.fillRect(...this.box(each));
-    if (values) {
-      pen.imageSmoothingEnabled = false;
-      pen.globalAlpha = 0.66;
-      pen.drawImage(heat(stretched(values), this.rows, this.columns), 0, 0, width, height);
-      pen.globalAlpha = 1;
-    }
+    this.bar.hidden = !values;
+    if (values) this.drawHeat(pen, { values, leftOut, opacity, text, root });
     for (const each of erased) this.strike(pen, each);
     if (patch !== null) this.frame(pen, patch);
     this.patch = patch;
-    if (this.caption.textContent !== caption) this.caption.textContent = caption;
+    this.say(caption);
+  }
+
+  drawHeat(pen, { values, leftOut, opacity, text, root }) {
+    const scale = scaleOf(values, leftOut);
+    const levels = levelsOf(values, scale);
+    pen.imageSmoothingEnabled = false;
+    pen.globalAlpha = opacity;
+    pen.drawImage(heat(root ? levels.map(Math.sqrt) : levels, this.rows, this.columns), 0, 0, pen.canvas.width, pen.canvas.height);
+    pen.globalAlpha = 1;
+    for (const each of leftOut) this.hatch(pen, each);
+    const [low, , high] = this.bar.children;
+    low.textContent = `${scale.cutLow ? "≤ " : ""}${text(scale.low)}`;
+    high.textContent = `${scale.cutHigh ? "≥ " : ""}${text(scale.high)}`;
+  }
+
+  // A caption is a text, or a list of texts and patches { patch, text }, which become thumbnails.
+  say(caption) {
+    const pieces = Array.isArray(caption) ? caption : [caption];
+    const key = pieces.map((piece) => piece.text ?? piece).join("");
+    if (this.caption.textContent === key) return;
+    this.caption.replaceChildren(...pieces.map((piece) => (piece.text === undefined ? piece : this.chip(piece.patch, piece.text))));
+  }
+
+  // A thumbnail of a patch with its name, which only screen readers read.
+  chip(patch, text) {
+    const [made, canvas, name] = ["span", "canvas", "span"].map((tag) => document.createElement(tag));
+    [made.className, name.className, name.textContent, made.title] = ["chip", "unseen", text, text];
+    [canvas.width, canvas.height] = [32, 32];
+    if (this.image) drawPatch(canvas, this.image, patch, this.rows, this.columns);
+    made.append(canvas, name);
+    return made;
   }
 
   box(patch) {
@@ -80,6 +125,19 @@ export class PatchGrid {
     pen.strokeRect(x + 1, y + 1, wide - 2, high - 2);
     [pen.lineWidth, pen.strokeStyle] = [2.5, "#fff"];
     pen.strokeRect(x + 1, y + 1, wide - 2, high - 2);
+  }
+
+  // Marks an attention sink that has no part in the colors.
+  hatch(pen, patch) {
+    const [x, y, wide, high] = this.box(patch);
+    pen.drawImage(this.gray, (x / pen.canvas.width) * this.gray.width, (y / pen.canvas.height) * this.gray.height,
+      (wide / pen.canvas.width) * this.gray.width, (high / pen.canvas.height) * this.gray.height, x, y, wide, high);
+    pen.beginPath();
+    pen.arc(x + wide / 2, y + high / 2, Math.min(wide, high) / 4, 0, 2 * Math.PI);
+    [pen.lineWidth, pen.strokeStyle] = [5, "#000"];
+    pen.stroke();
+    [pen.lineWidth, pen.strokeStyle] = [2.5, "#fff"];
+    pen.stroke();
   }
 
   // Marks an erased patch by a line across it.

@@ -1,8 +1,11 @@
 // Where an image comes from: dropped, pasted, chosen, photographed, or one of the samples.
 
-import { Problem, showProblem } from "./api.js";
+import { api, Problem, showProblem } from "./api.js";
+import { percent } from "./predictions.js";
+import { TEXT } from "./text.js";
 
 const LONGEST_SIDE = 1024;
+const MOST_IMAGES = 32; // of one request
 const element = (id) => document.getElementById(id);
 
 // The image at a size for sending again and again; only what is larger than the page needs is made smaller.
@@ -29,37 +32,64 @@ export async function shrunk(blob, name) {
 
 export async function sample(name) {
   const response = await fetch(/^\d$/.test(name) ? `page/digit/${name}` : `page/${name}.jpg`);
-  if (!response.ok) throw new Problem(`There is no sample called ${name}.`);
+  if (!response.ok) throw new Problem(TEXT.noSample(name));
   return { blob: await response.blob(), name, sample: name };
 }
 
 export function listenForImages(use) {
-  async function take(file) {
-    if (!file) return;
-    if (file.type && !file.type.startsWith("image/")) {
-      showProblem(`${file.name || "This"} is not an image.`);
+  async function take(files) {
+    const images = [...files].filter((file) => !file.type || file.type.startsWith("image/"));
+    if (!images.length) {
+      if (files.length) showProblem(TEXT.notImage(files[0].name));
       return;
     }
-    use(await shrunk(file, file.name || "pasted image"));
+    const chosen = images.slice(0, MOST_IMAGES);
+    const ready = await Promise.all(chosen.map((file) => shrunk(file, file.name || TEXT.pastedName)));
+    use(ready);
+    if (images.length > MOST_IMAGES) showProblem(TEXT.tooMany(MOST_IMAGES));
   }
   const drop = element("drop");
   for (const [button, field] of [["choose", "file"], ["photograph", "camera"]]) {
     element(button).addEventListener("click", () => element(field).click());
-    element(field).addEventListener("change", (event) => {
-      take(event.target.files[0]);
+    element(field).addEventListener("change", async (event) => {
+      await take([...event.target.files]);
       event.target.value = ""; // the same file may be chosen again
     });
   }
   window.addEventListener("paste", (event) => {
-    const item = [...(event.clipboardData?.files || [])].find((file) => file.type.startsWith("image/"));
-    if (item) take(item);
+    const items = [...(event.clipboardData?.files || [])].filter((file) => file.type.startsWith("image/"));
+    if (items.length) take(items);
   });
   window.addEventListener("dragover", (event) => { event.preventDefault(); drop.classList.add("over"); });
   window.addEventListener("dragleave", (event) => { if (!event.relatedTarget) drop.classList.remove("over"); });
   window.addEventListener("drop", (event) => {
     event.preventDefault();
     drop.classList.remove("over");
-    take(event.dataTransfer.files[0]);
+    take([...event.dataTransfer.files]);
+  });
+}
+
+// Several images as a strip, each with its best prediction; `labels` is null for a model that makes none.
+export async function showFilm(images, chosen, choose, model, labels) {
+  const place = element("film");
+  place.hidden = images.length < 2;
+  if (place.hidden) return;
+  place.replaceChildren(...images.map((image) => {
+    const [button, thumbnail, name] = ["button", "img", "span"].map((tag) => document.createElement(tag));
+    thumbnail.src = URL.createObjectURL(image.blob);
+    thumbnail.alt = image.name;
+    button.type = "button";
+    button.title = image.name;
+    button.setAttribute("aria-pressed", String(image === chosen));
+    button.append(thumbnail, name);
+    button.addEventListener("click", () => choose(image));
+    return button;
+  }));
+  if (labels === null) return;
+  const best = await api.labels(model, images, labels).catch(() => []);
+  best.forEach((prediction, i) => {
+    const name = place.children[i]?.lastElementChild;
+    if (name && prediction) name.textContent = `${prediction.label} ${prediction.value === undefined ? percent(prediction.probability) : Number(prediction.value.toPrecision(3))}`;
   });
 }
 

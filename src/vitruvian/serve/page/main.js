@@ -1,46 +1,62 @@
-// The page: models, image and controls.
+// The page: models, images and controls.
 
 import { api, busy, Problem, saved, showProblem } from "./api.js";
-import { drawColorBar } from "./arrays.js";
 import { digitImage, listenForDrawing } from "./draw.js";
 import { patchAt } from "./grid.js";
-import { listenForImages, sample, showSamples } from "./input.js";
-import { Panel, LABELS } from "./panel.js";
+import { fillTexts, makeGuide, patchesIn, showStories } from "./guide.js";
+import { listenForImages, sample, showFilm, showSamples } from "./input.js";
+import { Panel } from "./panel.js";
+import { headline } from "./predictions.js";
 import { download, savedPage } from "./save.js";
-import { change, onChange, readState, state, stateText } from "./state.js";
+import { change, onChange, patchesToText, readState, state, stateText } from "./state.js";
+import { currentStep } from "./steps.js";
+import { listenForSwipe, showSwipe } from "./swipe.js";
+import { TEXT } from "./text.js";
 
-const SHOWS = { attention: "Attention", similarity: "Similar patches", rollout: "Rollout", class: "Class map", erase: "Erase" };
 const PHOTOS = ["cat", "coffee", "rocket"];
+const STEP_MS = 1500;
+const LAYER_MS = 700;
 const byId = (id) => document.getElementById(id);
 const offline = saved();
 
 let models = [];
 let panels = [];
 let image = null;
+let story = null; // the example that is told
+let player = null; // the timer of what is played
 let awaited = false; // whether the link is to an image that is not part of it, and still to be chosen
 
 const factsOf = (name) => models.find((facts) => facts.name === name);
+const vitPanels = () => panels.filter(({ vit }) => vit);
 
 function fillModels() {
   const options = (names, chosen) => names.map(([value, label]) => new Option(label, value, false, value === chosen));
   byId("model").replaceChildren(...options(models.map(({ name }) => [name, name]), state.model));
   const others = models.filter(({ name }) => name !== state.model).map(({ name }) => [name, name]);
-  byId("compare").replaceChildren(...options([["", "none"], ...others], state.with));
+  byId("compare").replaceChildren(...options([["", TEXT.none], ...others], state.with));
   byId("compare-label").hidden = models.length < 2;
 }
 
 function makePanels() {
   const facts = factsOf(state.model) || models[0];
   const other = state.with && state.with !== facts.name ? factsOf(state.with) : null;
-  const first = new Panel(facts, shareHover, null);
-  panels = other ? [first, new Panel(other, shareHover, first)] : [first];
+  const page = { hover: shareHover, copy: copyCode, scored: refresh, fit: fitControls, playLayers };
+  const first = new Panel(facts, page, null);
+  panels = other ? [first, new Panel(other, page, first)] : [first];
   byId("panels").classList.toggle("two", panels.length > 1);
-  byId("panels").replaceChildren(...panels.map((panel) => panel.place));
+  byId("heroes").replaceChildren(...panels.map((panel) => panel.place));
+  byId("way-list").replaceChildren(...vitPanels().map(({ steps }) => steps.place));
+  byId("map-list").replaceChildren(...vitPanels().map(({ maps }) => maps));
+  byId("ways").hidden = byId("maps").hidden = !vitPanels().length;
   const digits = facts.digits;
   byId("labels").hidden = offline || !panels.some((panel) => panel.facts.accepts_labels);
-  byId("labels-text").value = state.labels || LABELS;
+  byId("labels-text").value = state.labels || TEXT.defaultLabels;
   byId("drawing").hidden = !digits;
-  if (!offline) showSamples(digits ? [..."0123456789"] : PHOTOS, state.sample, (name) => useSample(name));
+  if (!offline) {
+    showSamples(digits ? [..."0123456789"] : PHOTOS, state.sample, (name) => useSample(name));
+    showStories(digits ? "digits" : "photos", tellStory);
+  }
+  byId("stories").hidden = offline || !vitPanels().length;
   fitControls();
 }
 
@@ -49,33 +65,37 @@ function shareHover(from, patch) {
   for (const panel of panels) {
     panel.hover(panel.grid && patch !== null ? patchAt(patch, from.grid, panel.grid) : patch);
   }
-}
-
-function setSlider(name, { max, value, text, hidden }) {
-  [byId(name).max, byId(name).value] = [max, value];
-  byId(name).setAttribute("aria-valuetext", text);
-  byId(`${name}-text`).textContent = text;
-  byId(`${name}-control`).hidden = hidden;
+  if (panels.length > 1) showSwipe(panels);
 }
 
 const hasClasses = () => panels.some(({ facts }) => facts.vit && facts.num_classes);
 
 // The controls act on all panels. Layers are those of the first model; a deeper or shallower one shows the layer at the
-// same relative depth. Heads are those of the model with the most; one with fewer shows its mean and says so.
+// same relative depth. Heads are those of the chosen model; one with fewer shows its mean and says so.
 function fitControls() {
-  const vits = panels.map(({ vit }) => vit).filter(Boolean);
-  byId("controls").hidden = !vits.length || !image;
-  if (!vits.length) return;
-  const last = vits[0].depth - 1;
-  const layer = state.layer < 0 ? last : Math.min(state.layer, last);
-  setSlider("layer", { max: last, value: layer, text: `${layer} of ${last}`, hidden: !["attention", "similarity"].includes(state.show) });
-  const heads = Math.max(...vits.map(({ num_heads: count }) => count));
-  const head = Math.min(state.head, heads - 1);
-  setSlider("head", { max: heads - 1, value: head, text: head < 0 ? "mean" : `${head} of ${heads - 1}`, hidden: state.show !== "attention" });
+  const [first] = vitPanels();
+  byId("controls").hidden = byId("transport").hidden = !first || !image;
+  byId("meaning").hidden = !first || !image;
+  if (!first) return;
+  const { show } = first;
+  const { steps, index } = currentStep(first.vit.depth);
+  const title = TEXT.stepTitle(steps[index].name, steps[index].layer);
+  [byId("step").max, byId("step").value] = [steps.length - 1, index];
+  byId("step").setAttribute("aria-valuetext", TEXT.stepOf(index + 1, steps.length, title));
+  byId("step-text").textContent = TEXT.stepOf(index + 1, steps.length, title);
+  [byId("back").disabled, byId("next").disabled] = [index === 0, index === steps.length - 1];
+  byId("opacity").value = state.opacity;
+  byId("opacity").setAttribute("aria-valuetext", `${state.opacity}%`);
+  byId("opacity-control").hidden = show === "erase";
+  const sinks = first.grid && first.sinkLayer >= 0 ? first.sinksOfLayer(first.sinkLayer).size : 0;
+  byId("sinks-control").hidden = !sinks;
+  byId("sinks-control").title = TEXT.leaveOutTip;
+  byId("sinks").checked = state.sinks === "out";
+  byId("sinks-text").textContent = TEXT.leaveOut(sinks);
   byId("restore").hidden = !state.erased || offline;
-  byId("scale").hidden = state.show === "erase";
+  [byId("can").textContent, byId("cannot").textContent] = [TEXT.can[show], TEXT.cannot[show]];
   for (const button of byId("show").children) {
-    const chosen = button.dataset.show === state.show;
+    const chosen = button.dataset.show === show;
     button.setAttribute("aria-checked", String(chosen));
     button.hidden = button.dataset.show === "class" && !hasClasses();
     button.tabIndex = chosen ? 0 : -1;
@@ -83,7 +103,7 @@ function fitControls() {
 }
 
 function makeShows() {
-  byId("show").replaceChildren(...Object.entries(SHOWS).map(([show, label]) => {
+  byId("show").replaceChildren(...Object.entries(TEXT.shows).map(([show, label]) => {
     const button = document.createElement("button");
     [button.type, button.textContent, button.dataset.show] = ["button", label, show];
     button.setAttribute("role", "radio");
@@ -94,20 +114,40 @@ function makeShows() {
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (!step) return;
     event.preventDefault();
-    const names = Object.keys(SHOWS).filter((name) => name !== "class" || hasClasses());
-    change({ show: names[(names.indexOf(state.show) + step + names.length) % names.length] });
+    const names = Object.keys(TEXT.shows).filter((name) => name !== "class" || hasClasses());
+    change({ show: names[(names.indexOf(vitPanels()[0].show) + step + names.length) % names.length] });
     byId("show").querySelector("[aria-checked=true]").focus();
   });
+}
+
+// Everything that depends on the chosen map, after the scores of maps have arrived.
+function refresh() {
+  fitControls();
+  for (const panel of vitPanels()) {
+    panel.showPredictions();
+    panel.askInside();
+    panel.draw();
+  }
 }
 
 async function use(next, { keep = false } = {}) {
   image = next;
   waitForImage(false);
+  if (!keep) tell(null);
   const origin = { sample: next.sample || "", digit: next.digit || "", image: next.sample || next.digit ? "" : "own" };
   change({ ...origin, ...(keep ? {} : { patch: "", erased: "", class: -1, of: -1 }) });
   for (const button of byId("samples").children) button.setAttribute("aria-pressed", String(button.dataset.sample === state.sample));
   fitControls();
   await Promise.all(panels.map((panel) => panel.ask(next)));
+  if (panels.length > 1) showSwipe(panels);
+}
+
+// One or several images of one's own: the first is shown, and all are offered as a strip.
+async function useOwn(images) {
+  const keep = awaited;
+  const film = (chosen) => showFilm(images, chosen, async (other) => { film(other); await use(other); }, panels[0].facts.name, panels[0].labels);
+  film(images[0]);
+  await use(images[0], { keep });
 }
 
 // A link does not contain an image of one's own: ask for it instead of showing another.
@@ -118,17 +158,42 @@ function waitForImage(needed) {
 }
 
 async function useSample(name, options) {
+  byId("film").hidden = true;
   try {
     await use(await sample(name), options);
   } catch (error) {
-    showProblem(error instanceof Problem ? error.message : "The service cannot be reached. Is `vit serve` still running?");
+    showProblem(error instanceof Problem ? error.message : TEXT.unreachable);
   }
+}
+
+// An example: its image, what to look at, and what to try.
+async function tellStory(chosen) {
+  stop();
+  await useSample(chosen.sample);
+  const [first] = vitPanels();
+  if (!first?.grid) return;
+  const show = chosen.show === "class" && !hasClasses() ? "rollout" : chosen.show;
+  const erased = chosen.erase ? patchesToText(patchesIn(chosen.erase, first.grid), first.patches) : "";
+  change({ show, erased, step: chosen.step || state.step, layer: chosen.layer ?? -1, sinks: chosen.sinks || "out", patch: "", head: -1 });
+  tell(chosen);
+  const reduced = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  byId(chosen.step ? "ways" : chosen.erase ? "heroes" : "maps").scrollIntoView({ behavior: reduced ? "auto" : "smooth", block: "start" });
+}
+
+function tell(chosen) {
+  story = chosen;
+  byId("story").hidden = !story;
+  if (!story) return;
+  [byId("story-title").textContent, byId("story-text").textContent] = [`${story.title}.`, story.text];
+  const [panel] = panels;
+  byId("story-facts").textContent = panel?.before ? TEXT.storyFacts(headline(panel.before), panel.now ? headline(panel.now) : "") : "";
 }
 
 function listenToState() {
   onChange((changed) => {
     byId("copied").hidden = true; // the link of the view before
     if (["model", "with", "labels"].some((name) => changed.has(name))) {
+      stop();
       fillModels();
       makePanels();
       if (image) for (const panel of panels) panel.ask(image);
@@ -136,13 +201,56 @@ function listenToState() {
     }
     fitControls();
     for (const panel of panels) {
-      if (changed.has("erased")) panel.askErased();
+      if (changed.has("erased")) panel.askErased().then(() => { if (story) tell(story); });
       if (["show", "class", "of"].some((name) => changed.has(name))) panel.showPredictions();
-      if (changed.has("layer") && panel.vit) panel.showLayers();
+      if (!panel.vit) continue;
+      if (changed.has("layer")) panel.showLayers();
       if (["show", "layer", "class", "of", "erased"].some((name) => changed.has(name))) panel.askInside();
+      if (["step", "layer", "patch", "erased"].some((name) => changed.has(name))) panel.askStep();
       panel.draw();
     }
+    if (panels.length > 1) showSwipe(panels);
   });
+}
+
+// Play: one step after the other, or one layer after the other, until the end or until stopped.
+function stop() {
+  clearInterval(player?.timer);
+  player = null;
+  byId("play").textContent = TEXT.play;
+  for (const button of document.querySelectorAll(".play-layers")) button.textContent = TEXT.playLayers;
+}
+
+function playSteps() {
+  if (player) return stop();
+  const [{ vit: { depth } }] = vitPanels();
+  if (currentStep(depth).index === currentStep(depth).steps.length - 1) goTo(0);
+  byId("play").textContent = TEXT.pause;
+  const advance = () => {
+    const { steps, index } = currentStep(depth);
+    if (index >= steps.length - 1) stop(); else goTo(index + 1);
+  };
+  player = { timer: setInterval(advance, STEP_MS) };
+  return advance();
+}
+
+function playLayers() {
+  if (player) return stop();
+  const [{ vit: { depth } }] = vitPanels();
+  for (const button of document.querySelectorAll(".play-layers")) button.textContent = TEXT.pause;
+  let layer = -1;
+  const advance = () => {
+    layer += 1;
+    if (layer >= depth) stop(); else change({ layer });
+  };
+  player = { timer: setInterval(advance, LAYER_MS) };
+  return advance();
+}
+
+function goTo(index) {
+  const { steps } = currentStep(vitPanels()[0].vit.depth);
+  const step = steps[Math.min(steps.length - 1, Math.max(0, index))];
+  change(step.layer === undefined ? { step: step.name } : { step: step.name, layer: step.layer });
 }
 
 function listenToControls() {
@@ -151,13 +259,19 @@ function listenToControls() {
     change({ model: event.target.value, with: other, layer: -1, head: -1, patch: "", erased: "", class: -1, of: -1 });
   });
   byId("compare").addEventListener("change", (event) => change({ with: event.target.value }));
-  byId("layer").addEventListener("input", (event) => change({ layer: Number(event.target.value) }));
-  byId("head").addEventListener("input", (event) => change({ head: Number(event.target.value) }));
+  byId("play").addEventListener("click", playSteps);
+  for (const [id, by] of [["back", -1], ["next", 1]]) {
+    byId(id).addEventListener("click", () => { stop(); goTo(currentStep(vitPanels()[0].vit.depth).index + by); });
+  }
+  byId("step").addEventListener("input", (event) => { stop(); goTo(Number(event.target.value)); });
+  byId("opacity").addEventListener("input", (event) => change({ opacity: Number(event.target.value) }));
+  byId("sinks").addEventListener("change", (event) => change({ sinks: event.target.checked ? "out" : "in" }));
   byId("labels").addEventListener("submit", (event) => {
     event.preventDefault();
     change({ labels: byId("labels-text").value.trim(), erased: "" });
   });
   byId("restore").addEventListener("click", () => change({ erased: "" }));
+  byId("story-close").addEventListener("click", () => tell(null));
   byId("link").addEventListener("click", copyLink);
   byId("choose-missing").addEventListener("click", () => byId("file").click());
   document.querySelector(".skip").addEventListener("click", (event) => {
@@ -169,7 +283,7 @@ function listenToControls() {
     try {
       download(await savedPage(panels), "vitruvian.html");
     } catch (error) {
-      showProblem(error instanceof Problem ? error.message : "The page could not be saved.");
+      showProblem(error instanceof Problem ? error.message : TEXT.notSaved);
     }
   });
   byId("key").addEventListener("submit", (event) => {
@@ -178,34 +292,56 @@ function listenToControls() {
     byId("key").hidden = true;
     start();
   });
+  listenForSwipe(() => panels);
 }
 
-// The link in a field, selected. Browsers offer the clipboard only over HTTPS and on this computer; elsewhere an older
+// A text in a field, selected. Browsers offer the clipboard only over HTTPS and on this computer; elsewhere an older
 // command may work, and otherwise the keys for copying do.
-async function copyLink() {
+async function copy(text, failed, note) {
   const field = byId("copied-link");
   byId("copied").hidden = false;
-  field.value = `${location.href.split("#")[0]}#${stateText()}`;
+  [field.value, field.rows] = [text, text.split("\n").length];
   field.select();
   let done = true;
   try {
-    await navigator.clipboard.writeText(field.value);
+    await navigator.clipboard.writeText(text);
   } catch {
     done = document.execCommand("copy");
   }
-  const text = done ? "Copied" : "Copy this link";
-  byId("copied-text").textContent = state.image ? `${text}. The image is not part of it:` : `${text}:`;
+  byId("copied-text").textContent = `${done ? TEXT.copied : failed}${note ? `. ${note}` : ":"}`;
+}
+
+const copyLink = () => copy(`${location.href.split("#")[0]}#${stateText()}`, TEXT.copyThisLink, state.image ? TEXT.imageNotPart : "");
+
+// The request of this prediction, for other programs.
+function copyCode(panel, kind) {
+  const url = new URL("predict", location.href.split("#")[0]).href;
+  const file = panel.image.sample && !panel.facts.digits ? `${panel.image.sample}.jpg` : panel.image.name;
+  const fields = { model: panel.facts.name, ...(panel.labels ? { labels: panel.labels } : {}), ...(panel.grid && panel.erased.size ? { erased: [...panel.erased].join(",") } : {}) };
+  const quoted = (text) => `'${text.replaceAll("'", "'\\\\''")}'`;
+  const key = sessionStorage.getItem("key") ? " -H 'X-API-Key: KEY'" : "";
+  const curl = `curl${key} -F ${quoted(`image=@${file}`)} ${Object.entries(fields).map(([name, value]) => `-F ${quoted(`${name}=${value}`)}`).join(" ")} ${url}`;
+  const headers = `{"Content-Type": "application/json"${key ? ', "X-API-Key": "KEY"' : ""}}`;
+  const python = `import base64, json
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+data = base64.b64encode(Path(${JSON.stringify(file)}).read_bytes()).decode()
+body = json.dumps({"images": [{"data": data}], ${Object.entries(fields).map(([name, value]) => `${JSON.stringify(name)}: ${JSON.stringify(value)}`).join(", ")}}).encode()
+with urlopen(Request(${JSON.stringify(url)}, body, ${headers})) as response:
+    print(json.load(response))`;
+  return copy(kind === "curl" ? curl : python, TEXT.copyThis, "");
 }
 
 function openSaved() {
   readState(offline.state);
-  for (const id of ["input", "link", "save", "docs"]) byId(id).hidden = true;
+  for (const id of ["input", "link", "save", "docs", "stories"]) byId(id).hidden = true;
   for (const id of ["model", "compare"]) byId(id).disabled = true;
 }
 
 async function start() {
   try {
-    models = await busy("loading the models", () => api.models());
+    models = await busy(TEXT.loading, () => api.models());
   } catch (error) {
     showProblem(error.message);
     return;
@@ -215,21 +351,24 @@ async function start() {
   if (!factsOf(state.with)) state.with = "";
   fillModels();
   makePanels();
-  if (offline) await use({ sample: state.sample, digit: state.digit, name: "saved" }, { keep: true });
-  else if (state.digit) await use(await digitImage(state.digit), { keep: true });
+  if (offline) {
+    const photos = Object.fromEntries(offline.panels.map(({ facts, photo }) => [facts.name, photo]));
+    await use({ sample: state.sample, digit: state.digit, name: offline.name, photos }, { keep: true });
+  } else if (state.digit) await use(await digitImage(state.digit), { keep: true });
   else if (state.image && !state.sample) waitForImage(true);
   else await useSample(state.sample || (models[0].digits ? "3" : PHOTOS[0]), { keep: true });
 }
 
+fillTexts();
 if (offline) openSaved();
 else {
   readState(location.hash);
   window.addEventListener("hashchange", () => location.reload()); // another link in the same tab
-  listenForImages((next) => use(next, { keep: awaited }));
+  listenForImages(useOwn);
   listenForDrawing(async (text) => use(await digitImage(text)));
 }
+makeGuide(Boolean(offline));
 makeShows();
-drawColorBar(byId("bar"));
 listenToState();
 listenToControls();
 start();

@@ -1,10 +1,11 @@
 // The predictions as bars, and the predictions after each layer as a chart.
 
+import { TEXT } from "./text.js";
+
 const COLORS = ["--c0", "--c1", "--c2", "--c3", "--c4", "--c5"];
 const DASHES = ["", "7 5", "2 5", "9 4 2 4", "12 5", "4 3"];
-const WIDTH = 380;
-const HEIGHT = 200;
-const EDGE = { left: 38, right: 12, top: 10, bottom: 30 };
+const HEIGHT = 170;
+const EDGE = { top: 12, bottom: 12 };
 
 export function percent(share) {
   if (share === undefined) return "";
@@ -15,7 +16,7 @@ export function percent(share) {
 // A number with its interval.
 function numberText({ value, interval }) {
   const [text, ...ends] = [value, ...(interval || [])].map((number) => Number(number.toPrecision(4)));
-  return ends.length ? `${text} (${ends[0]} to ${ends[1]})` : `${text}`;
+  return ends.length ? `${text}${TEXT.interval(...ends)}` : `${text}`;
 }
 
 // Bars of the predictions; with `before`, a mark at the probability before patches were erased. `choose` is null where
@@ -28,7 +29,7 @@ export function showPredictions(place, predictions, { before = null, chosen = -1
     if (choose) {
       entry.type = "button";
       entry.setAttribute("aria-pressed", String(prediction.index === chosen));
-      entry.title = "Show the class map of this prediction";
+      entry.title = TEXT.chooseClass;
       entry.addEventListener("click", () => choose(prediction.index));
     }
     const [label, number, track, fill] = ["span", "span", "span", "span"].map((kind) => document.createElement(kind));
@@ -36,7 +37,7 @@ export function showPredictions(place, predictions, { before = null, chosen = -1
     [number.className, track.className, fill.className] = ["number", "track", "fill"];
     const was = marks.get(prediction.index);
     number.textContent = before ? `${percent(was ?? 0)} → ${percent(prediction.probability)}` : percent(prediction.probability);
-    if (before && was === undefined) number.textContent = `new → ${percent(prediction.probability)}`;
+    if (before && was === undefined) number.textContent = `${TEXT.isNew} → ${percent(prediction.probability)}`;
     if (prediction.value !== undefined) number.textContent = numberText(prediction);
     fill.style.width = `${100 * (prediction.probability ?? 0)}%`;
     if (prediction.predicted !== undefined) entry.classList.toggle("unlikely", !prediction.predicted);
@@ -53,7 +54,7 @@ export function showPredictions(place, predictions, { before = null, chosen = -1
   if (predictions[0].rejected) {
     const line = document.createElement("p");
     line.className = "rejected";
-    line.textContent = "Rejected (none of the classes); the most similar are:";
+    line.textContent = TEXT.rejected;
     place.prepend(line);
   }
 }
@@ -62,8 +63,8 @@ export function showPredictions(place, predictions, { before = null, chosen = -1
 export function headline(predictions) {
   const [{ label, probability, rejected, predicted, value }] = predictions;
   if (value !== undefined) return predictions.map((number) => `${number.label}, ${numberText(number)}`).join("; ");
-  if (predicted !== undefined) return predictions.filter((one) => one.predicted).map((one) => one.label).join(", ") || "No label";
-  return rejected ? `Rejected; most similar: ${label}` : `${label}, ${percent(probability)}`;
+  if (predicted !== undefined) return predictions.filter((one) => one.predicted).map((one) => one.label).join(", ") || TEXT.noLabel;
+  return rejected ? TEXT.rejectedShort(label) : `${label}, ${percent(probability)}`;
 }
 
 function svg(kind, attributes, text) {
@@ -79,27 +80,27 @@ function lineOf(index, points) {
   return drawn;
 }
 
-// Probabilities of the top predictions if the head reads the tokens after each layer.
-export function showLayers(place, { classes, probabilities, best }, layer) {
+// Probabilities of the top predictions if the head reads the tokens after each layer. `across` gives the place of a
+// step from left to right, in pixels: the start, then each layer; `now` is the place of the current step.
+export function showLayers(place, { classes, probabilities, best }, layer, { across, width, now, choose }) {
   const count = probabilities.length;
-  const across = (step) => EDGE.left + (step / (count - 1)) * (WIDTH - EDGE.left - EDGE.right);
   const up = (share) => HEIGHT - EDGE.bottom - share * (HEIGHT - EDGE.top - EDGE.bottom);
   const shown = classes.slice(0, 5);
-  const chart = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img" });
+  const chart = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img" });
   chart.setAttribute("aria-label", summary(classes, probabilities, best));
   for (const share of [0, 0.5, 1]) {
-    chart.append(svg("line", { class: "grid", x1: EDGE.left, x2: WIDTH - EDGE.right, y1: up(share), y2: up(share) }));
-    chart.append(svg("text", { x: EDGE.left - 6, y: up(share) + 4, "text-anchor": "end" }, `${100 * share}%`));
+    chart.append(svg("line", { class: "grid", x1: across(0), x2: width, y1: up(share), y2: up(share) }));
+    chart.append(svg("text", { x: across(0) - 8, y: up(share) + 4, "text-anchor": "end" }, `${100 * share}%`));
   }
-  const every = Math.ceil(count / 13);
-  for (let step = 0; step < count; step += every) {
-    const name = step === 0 ? "start" : String(step - 1);
-    chart.append(svg("text", { x: across(step), y: HEIGHT - 10, "text-anchor": "middle" }, name));
-  }
-  chart.append(svg("line", { class: "now", x1: across(layer + 1), x2: across(layer + 1), y1: up(1), y2: up(0) }));
+  chart.append(svg("line", { class: "now", x1: 0, x2: 0, y1: 0, y2: HEIGHT }));
   [...shown.keys()].reverse().forEach((i) => {
     const points = probabilities.map((row, step) => `${across(step).toFixed(1)},${up(row[i]).toFixed(1)}`).join(" ");
     chart.append(lineOf(i, points));
+  });
+  chart.addEventListener("click", (event) => {
+    const x = event.clientX - chart.getBoundingClientRect().left;
+    const steps = [...Array(count - 1).keys()];
+    choose(steps.reduce((a, b) => (Math.abs(across(b + 1) - x) < Math.abs(across(a + 1) - x) ? b : a)));
   });
   const legend = document.createElement("p");
   legend.className = "legend";
@@ -113,13 +114,19 @@ export function showLayers(place, { classes, probabilities, best }, layer) {
   const said = document.createElement("p");
   said.className = "soft";
   const step = Math.min(count - 1, layer + 1);
-  said.textContent = `After layer ${layer} the head predicts ${classes[best[step]].label} (${percent(probabilities[step][best[step]])}).`;
+  said.textContent = TEXT.layersNow(layer, classes[best[step]].label, percent(probabilities[step][best[step]]));
   place.replaceChildren(chart, legend, said);
+  moveCursor(place, now);
+}
+
+export function moveCursor(place, now) {
+  const line = place.querySelector(".now");
+  if (line) line.style.transform = `translateX(${now}px)`;
 }
 
 function summary(classes, probabilities, best) {
   const final = best.at(-1);
   const first = best.findIndex((_, step) => best.slice(step).every((each) => each === final));
-  const since = first === 0 ? "from the start" : `from layer ${first - 1} on`;
-  return `Prediction after each layer: ${classes[final].label} leads ${since}, and ends with ${percent(probabilities.at(-1)[final])}.`;
+  const since = first === 0 ? TEXT.fromStart : TEXT.fromLayer(first - 1);
+  return TEXT.layersSummary(classes[final].label, since, percent(probabilities.at(-1)[final]));
 }

@@ -2,20 +2,21 @@
 
 import { api, busy } from "./api.js";
 import { stateText } from "./state.js";
+import { TEXT } from "./text.js";
 
-const MODULES = ["state", "api", "arrays", "input", "draw", "predictions", "grid", "heads", "panel", "save", "main"];
+const MODULES = ["text", "state", "api", "arrays", "predictions", "input", "draw", "grid", "heads", "guide", "scene", "steps", "panel", "swipe", "save", "main"];
 const POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:";
 
 // All results that a panel can show: attention and similarity of all layers, and the maps of all listed classes.
 async function gathered(panel) {
   const { facts, image, before, now } = panel;
-  const record = { facts, predictions: before, predictionsErased: now, inside: null };
+  const record = { facts, photo: panel.photoUrl, predictions: before, predictionsErased: now, inside: null };
   if (!facts.vit) return record;
   const erased = [...panel.erased];
   const request = (parts, fields = {}) => api.inspect(facts.name, image, { parts, erased, ...fields });
-  const inside = await request(facts.num_classes ? "layers,rollout" : "rollout");
-  inside.input = (await request("input", { erased: [] })).input;
-  inside.gradient = {};
+  const inside = await request(facts.num_classes ? "layers,rollout,heads" : "rollout,heads");
+  Object.assign(inside, { scores: panel.scores, trace: {}, gradient: {} }, await request("input", { erased: [] }));
+  for (const token of panel.steps.tokens) inside.trace[token] = (await request("trace", { token })).trace;
   for (const target of facts.num_classes ? new Set([panel.target, ...[...before, ...(now || [])].map(({ index }) => index)]) : []) {
     inside.gradient[target] = (await request("gradient", { target })).gradient;
   }
@@ -40,9 +41,9 @@ async function script() {
 export async function savedPage(panels) {
   const records = [];
   for (const panel of panels) {
-    records.push(await busy(`saving: ${panel.facts.name}`, () => gathered(panel)));
+    records.push(await busy(TEXT.saving(panel.facts.name), () => gathered(panel)));
   }
-  const content = { state: stateText(), saved: new Date().toISOString().slice(0, 10), panels: records };
+  const content = { name: panels[0].image.name, state: stateText(), saved: new Date().toISOString().slice(0, 10), panels: records };
   const [html, code, ...styles] = await Promise.all([text("./"), script(), text("page/base.css"), text("page/style.css")]);
   const data = JSON.stringify(content).replaceAll("<", "\\u003c");
   const inline = `<meta http-equiv="Content-Security-Policy" content="${POLICY}">\n<style>${styles.join("")}</style>`;

@@ -1,10 +1,12 @@
 // The state of the page, stored in the URL after '#', so that a link or a reload shows the same.
 
 // `image` is "own" for an image that is neither a sample nor a drawn digit; `of` is the number of classes that `class` is one of.
+// `show` is empty for the map with the best deletion score; `sinks` is "in" or "out" of the color scale.
 const DEFAULTS = {
-  model: "", with: "", sample: "", digit: "", image: "", labels: "", show: "attention", layer: -1, head: -1, patch: "", class: -1, of: -1, erased: "",
+  model: "", with: "", sample: "", digit: "", image: "", labels: "", step: "image", show: "", layer: -1, head: -1, patch: "", class: -1, of: -1, erased: "",
+  opacity: 70, sinks: "out",
 };
-const NUMBERS = ["layer", "head", "class", "of"];
+const NUMBERS = ["layer", "head", "class", "of", "opacity"];
 const listeners = [];
 
 export const state = { ...DEFAULTS };
