@@ -171,6 +171,7 @@ export class Scene {
       pen.lineCap = "round";
       [pen.lineWidth, pen.strokeStyle] = [2.5 + 3 * share, `rgb(0 0 0 / ${0.5 * this.now.lines})`];
       pen.setLineDash(this.still.matches ? [] : [1400 * grown, 1400]);
+      pen.lineDashOffset = 0;
       pen.stroke();
       [pen.lineWidth, pen.strokeStyle] = [1 + 2.5 * share, `rgb(255 208 112 / ${(0.35 + 0.65 * share) * this.now.lines})`];
       pen.stroke();

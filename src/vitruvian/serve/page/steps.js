@@ -134,6 +134,8 @@ export class StepView {
       button.dataset.part = here ? name : "";
     }
     moveCursor(this.layersPlace, this.cursor());
+    const track = this.spine.parentElement; // scrolls on small screens
+    if (track.scrollWidth > track.clientWidth) track.scrollTo({ left: this.cursor() - track.clientWidth / 2 });
     const { erased } = panel;
     const look = { erased, patch: this.framed(), reads: name === "head" ? panel.queryToken : null };
     if (name === "attention" && data) {
