@@ -392,7 +392,7 @@ export class Panel {
 
   hover(patch) {
     this.hovered = patch === null ? undefined : patch;
-    this.draw();
+    this.draw(true);
   }
 
   hold(patch) {
@@ -439,7 +439,8 @@ export class Panel {
   // Maps and charts say that they are of the image with erased patches.
   noted(text) { return this.erased.size ? TEXT.erasedPart(text, this.erased.size, this.patches) : text; }
 
-  draw() {
+  // While the pointer moves, the picture of the steps is drawn only where it can be seen.
+  draw(hovering = false) {
     if (!this.grid || !this.left.image) return;
     const patch = this.hovered ?? this.held;
     const { erased, show } = this;
@@ -450,7 +451,7 @@ export class Panel {
     this.grids.classList.toggle("erasing", erasing);
     this.headsPart.hidden = !["attention", "similarity"].includes(show) || !this.inside.heads;
     this.layerGrid.place.classList.toggle("only-layers", show === "similarity"); // which has no heads
-    this.steps.draw();
+    if (!hovering || this.steps.visible) this.steps.draw();
     this.showSinks();
     if (erasing) {
       this.right.figure.hidden = true;

@@ -49,6 +49,10 @@ export class StepView {
     this.place.hidden = true;
     this.makeSpine();
     new ResizeObserver(() => this.showLayers()).observe(this.spine);
+    new IntersectionObserver(([entry]) => {
+      this.visible = entry.isIntersecting;
+      if (this.visible) this.draw();
+    }).observe(this.place);
   }
 
   makeSpine() {
