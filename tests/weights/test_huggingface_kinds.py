@@ -7,10 +7,12 @@ import json
 import pytest
 import torch
 from checkpoints import TOLERANCE
+from safetensors.torch import save as save_tensors
 
 from vitruvian.config import HUGGINGFACE_NUMERICS, ViTConfig
 from vitruvian.errors import CheckpointError, ConversionError
 from vitruvian.model.build import build
+from vitruvian.weights.families.tables import REFUSED
 from vitruvian.weights.load import load
 from vitruvian.weights.parse import warn_once
 from vitruvian.weights.save import save
@@ -24,6 +26,8 @@ SHAPE = {
 TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 50}
 TOWERS = {"vision_config": SHAPE, "text_config": TEXT}
 DINOV3 = SHAPE | {"num_register_tokens": 2, "use_gated_mlp": True, "hidden_act": "silu"}
+TIPS = {name: value for name, value in SHAPE.items() if name != "intermediate_size"} | {"mlp_ratio": 2}
+SIZE_FREE = ("DINOv3ViTModel", "Tipsv2VisionModel", "Tipsv2Model")  # take every size without being asked to
 RELATIVE = {"use_relative_position_bias": True}
 
 
@@ -61,6 +65,16 @@ KINDS = {
     "CLIPVisionModel": ("CLIPVisionConfig", SHAPE, pooled, True),
     "CLIPVisionModelWithProjection": ("CLIPVisionConfig", SHAPE | {"projection_dim": 16}, image_embeds, True),
     "CLIPModel": ("CLIPConfig", TOWERS | {"projection_dim": 16}, image_features, True),
+    "MetaClip2VisionModel": ("MetaClip2VisionConfig", SHAPE, pooled, True),
+    "MetaClip2VisionModelWithProjection": (
+        "MetaClip2VisionConfig", SHAPE | {"projection_dim": 16}, image_embeds, True,
+    ),
+    "MetaClip2Model": ("MetaClip2Config", TOWERS | {"projection_dim": 16}, image_features, True),
+    "MetaClip2ForImageClassification": ("MetaClip2Config", TOWERS | {"num_labels": 5}, logits, True),
+    "Tipsv2VisionModel": ("Tipsv2VisionConfig", TIPS, pooled, True),
+    "Tipsv2Model": (
+        "Tipsv2Config", {"vision_config": TIPS, "text_config": TEXT | {"hidden_size": 32}}, image_features, True,
+    ),
     "SiglipVisionModel": ("SiglipVisionConfig", SHAPE, pooled, True),
     "SiglipModel": ("SiglipConfig", TOWERS, image_features, True),
     "CLIPForImageClassification": ("CLIPConfig", TOWERS | {"num_labels": 5}, logits, True),
@@ -85,6 +99,8 @@ KINDS = {
 def made(architecture, folder):
     """A peer whose every parameter shows in its answers, saved as transformers saves it."""
     config, changes, answer, resizes = KINDS[architecture]
+    if not hasattr(transformers, architecture):
+        pytest.skip(f"transformers {transformers.__version__} has no {architecture}")
     torch.manual_seed(0)
     peer = getattr(transformers, architecture)(getattr(transformers, config)(**changes)).eval()
     for parameter in peer.parameters():
@@ -100,7 +116,7 @@ def test_answers_are_those_of_transformers(architecture, tmp_path):
     model = load(tmp_path / "theirs")
     for size in ((32, 32), (48, 48)) if resizes else ((32, 32),):
         pixels = torch.randn(2, 3, *size)
-        options = {"interpolate_pos_encoding": True} if size != (32, 32) and architecture != "DINOv3ViTModel" else {}
+        options = {"interpolate_pos_encoding": True} if size != (32, 32) and architecture not in SIZE_FREE else {}
         wanted = answer(peer, pixels, **options)
         assert float((model(pixels) - wanted).abs().max()) < TOLERANCE * max(1.0, float(wanted.abs().max()))
     save(model, tmp_path / "native")
@@ -256,3 +272,20 @@ def test_what_a_classifier_of_clip_does_not_read_is_named(tmp_path):
     model = load(tmp_path)
     assert (model.config.final_norm, model.config.pool, model.config.num_classes) == (False, "mean", 5)
     assert "unread.post_layernorm.weight (not read by its classifier)" in model.meta.origin
+
+
+@torch.no_grad()
+def test_the_gated_mlps_of_tipsv2_are_read_and_written(tmp_path, monkeypatch):
+    changes = TIPS | {"use_swiglu_ffn": True, "mlp_ratio": 3, "num_register_tokens": 2}
+    monkeypatch.setitem(KINDS, "Tipsv2VisionModel", ("Tipsv2VisionConfig", changes, pooled, True))
+    test_transformers_reads_what_is_written_as_its_own("Tipsv2VisionModel", tmp_path / "written")
+    test_answers_are_those_of_transformers("Tipsv2VisionModel", tmp_path)
+
+
+@pytest.mark.parametrize("kind", sorted(REFUSED))
+def test_kinds_that_are_not_plain_vision_transformers_are_refused_by_name(kind, tmp_path):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text(json.dumps({"model_type": kind}))
+    (tmp_path / "m" / "model.safetensors").write_bytes(save_tensors({"x": torch.zeros(1)}))
+    with pytest.raises(CheckpointError, match=f"model_type {kind!r} is not supported: "):
+        load(tmp_path / "m")

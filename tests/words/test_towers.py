@@ -200,7 +200,7 @@ def test_what_a_text_tower_lacks_is_named(clip, tmp_path):
         load_text(other)
     (other / "config.json").unlink()
     with pytest.raises(
-        CheckpointError, match=r"the text tower needs config\.json of model_type clip, siglip or siglip2"
+        CheckpointError, match=r"the text tower needs config\.json of model_type clip, metaclip_2, siglip or siglip2"
     ):
         load_text(other)
 

@@ -32,7 +32,16 @@ def save_siglip2(folder):
     return save_siglip(folder, 2, model_input_names=["input_ids"], padding_side="right")
 
 
-MAKERS = {"CLIPModel": save_clip, "SiglipModel": save_siglip, "Siglip2Model": save_siglip2}
+def save_metaclip2(folder):
+    return save_clip(folder, "MetaClip2")
+
+
+MAKERS = {
+    "CLIPModel": save_clip,
+    "MetaClip2Model": save_metaclip2,
+    "SiglipModel": save_siglip,
+    "Siglip2Model": save_siglip2,
+}
 
 
 @torch.no_grad()
@@ -55,7 +64,7 @@ def test_logits_per_image_of_transformers_are_the_same_from_the_written_folder(k
             "spatial_shapes": shapes,
         }
     options = {"truncation": True, "max_length": 16, "return_tensors": "pt"}
-    padding = True if kind == "CLIPModel" else "max_length"
+    padding = True if kind in ("CLIPModel", "MetaClip2Model") else "max_length"
     wanted = peer(**images, **tokenizer(TEXTS, padding=padding, **options)).logits_per_image
     own = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
     found = again.eval()(**images, **own(TEXTS, padding=padding, **options)).logits_per_image

@@ -42,12 +42,12 @@ def perturbed(peer):
     return peer.eval()
 
 
-def save_clip(folder, **text):
+def save_clip(folder, kind="CLIP", **text):
     vocabulary, merges = clip_vocabulary()
     end = vocabulary["<|endoftext|>"]
     settings = TEXT | {"vocab_size": len(vocabulary), "max_position_embeddings": 16, "eos_token_id": end} | text
-    config = transformers.CLIPConfig(vision_config=VISION, text_config=settings, projection_dim=24)
-    peer = perturbed(transformers.CLIPModel(config))
+    maker, settings_maker = (getattr(transformers, kind + part) for part in ("Model", "Config"))
+    peer = perturbed(maker(settings_maker(vision_config=VISION, text_config=settings, projection_dim=24)))
     peer.save_pretrained(folder)
     tokenizer = transformers.CLIPTokenizer(vocab=vocabulary, merges=[tuple(m.split()) for m in merges])
     tokenizer.save_pretrained(folder)

@@ -24,6 +24,7 @@ PREFIXES = {"vit_msn": "vit", "data2vec-vision": "data2vec_vision"}
 POSITION_RESIZE: dict[str, PositionResize] = {
     "dinov2_with_registers": "bicubic_antialias",
     "siglip2_vision_model": "bilinear_antialias",
+    "tipsv2_vision_model": "bilinear_antialias",
 }
 """How transformers resamples the positions of a model type, if not as those of most."""
 DEFAULT_DEPTH = 12  # `num_hidden_layers` of all these model types if `config.json` does not state it
@@ -62,7 +63,15 @@ class HuggingFace(Family[ViTConfig]):
         return next(iter(self.model_types))
 
     def config_of(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        return checkpoint.settings.get("config.json", {})
+        """The settings of the image model: all, or those of one tower."""
+        settings = checkpoint.settings.get("config.json", {})
+        tower = settings.get("vision_config")
+        if tower is None:
+            return settings
+        if not isinstance(tower, dict):
+            raise CheckpointError("config.json: vision_config is not an object")
+        kind = settings.get("model_type")
+        return {"model_type": f"{kind}_vision_model"} | tower if isinstance(kind, str) else tower
 
     def kind_of(self, checkpoint: Checkpoint) -> Any:
         """The model type that `config.json` states; if it does not, the usual one for these arrays."""

@@ -15,14 +15,20 @@ from vitruvian.weights.families.timm_layout import as_kernel, as_matrix
 
 NOT_SQUARE = "CLIP and SigLIP of transformers have positions of a square grid only"
 POSITION_ARRAY = "embeddings.position_embedding.weight"
-CLIP, SIGLIP = "clip_vision_model", ("siglip_vision_model", "siglip2_vision_model")
+CLIP, METACLIP = "clip_vision_model", "metaclip_2_vision_model"
+SIGLIP = ("siglip_vision_model", "siglip2_vision_model")
 UNREAD = "unread."  # prefix for arrays that models for image classification store but do not use
 
 
 class HuggingFaceTower(HuggingFace):
-    """model_type `clip_vision_model` and `siglip_vision_model`; CLIP's projection is the pre-logits layer."""
+    """The image towers of `clip`, `metaclip_2`, `siglip` and `siglip2`; CLIP's projection is the pre-logits layer."""
 
-    model_types: ClassVar = {CLIP: "CLIPVision", SIGLIP[0]: "SiglipVision", SIGLIP[1]: "Siglip2Vision"}
+    model_types: ClassVar = {
+        CLIP: "CLIPVision",
+        METACLIP: "MetaClip2Vision",
+        SIGLIP[0]: "SiglipVision",
+        SIGLIP[1]: "Siglip2Vision",
+    }
     norm_eps = 1e-5
     table = TABLES["huggingface_clip"]
 
@@ -45,16 +51,6 @@ class HuggingFaceTower(HuggingFace):
         state[self.table.anchor] = as_kernel(state[self.table.anchor], channels)
         return state
 
-    def config_of(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        settings = super().config_of(checkpoint)
-        tower = settings.get("vision_config")
-        if tower is None:
-            return settings
-        if not isinstance(tower, dict):
-            raise CheckpointError("config.json: vision_config is not an object")
-        kind = settings.get("model_type")
-        return {"model_type": f"{kind}_vision_model"} | tower if isinstance(kind, str) else tower
-
     def kind_of(self, checkpoint: Checkpoint) -> Any:
         """The model type; if not stated, CLIP has a class token, and SigLIP 2 a matrix as patch embedding."""
         settings = self.config_of(checkpoint)
@@ -71,7 +67,7 @@ class HuggingFaceTower(HuggingFace):
         pool = "map" if "head.probe" in tensors else "mean" if has_classifier or kind in SIGLIP else "token"
         settings = {"pool": pool, "projection": "visual_projection.weight" in tensors}
         settings["final_norm"] = not has_classifier or kind in SIGLIP
-        shared = super().config_of(checkpoint)  # of both towers
+        shared = checkpoint.settings.get("config.json", {})  # of both towers
         stated = facts.stated | stated_classes(shared, tensors)
         if settings["projection"]:
             stated = stated | {"representation_size": read_int(shared, "projection_dim")}
@@ -104,7 +100,7 @@ class HuggingFaceTower(HuggingFace):
     def model_type(self, config: ViTConfig) -> str:
         """SigLIP 2 with NaFlex resamples positions differently; SigLIP 2 of one size is written as a SigLIP."""
         if config.pool != "map":
-            return CLIP
+            return METACLIP if self.kind == METACLIP else CLIP
         is_naflex = config.numerics.position_resize == "bilinear_antialias" and config.grid[0] == config.grid[1]
         return SIGLIP[is_naflex]
 
@@ -160,7 +156,7 @@ def naflex_preprocess(preprocess: Preprocess, config: ViTConfig) -> Preprocess:
 
 
 PROCESSORS = {
-    CLIP: ("BitImageProcessor", "CLIPImageProcessor"),
+    **dict.fromkeys((CLIP, METACLIP), ("BitImageProcessor", "CLIPImageProcessor")),
     SIGLIP[0]: ("ViTImageProcessor", "SiglipImageProcessor"),
 }
 """By model type: the processor that we write in general, and the equivalent one that is usual for it."""

@@ -228,7 +228,7 @@ class HuggingFaceDinoV2(HuggingFace):
         stated, ratio = super().shape_settings(settings), settings.get("mlp_ratio")
         mlp = mlp_kind(settings, "use_swiglu_ffn")
         is_stated = isinstance(ratio, int | float) and stated["width"] is not None and mlp is not None
-        has_registers = settings.get("model_type") == "dinov2_with_registers"
+        has_registers = settings.get("model_type") in ("dinov2_with_registers", *HuggingFaceTips.model_types)
         return stated | {
             "mlp": mlp,
             "mlp_dim": hidden_width(int(stated["width"] * ratio), gated=mlp == "swiglu") if is_stated else None,
@@ -265,7 +265,34 @@ class HuggingFaceDinoV2(HuggingFace):
         settings = super().config_json(config, labels)
         del settings["intermediate_size"]
         settings |= {"use_swiglu_ffn": config.mlp == "swiglu", "mlp_ratio": mlp_ratio(config)}
-        return settings | ({"num_register_tokens": config.reg_tokens} if config.reg_tokens else {})
+        has_registers = config.reg_tokens or self.model_type(config) not in HuggingFaceDinoV2.model_types
+        return settings | ({"num_register_tokens": config.reg_tokens} if has_registers else {})
+
+
+class HuggingFaceTips(HuggingFaceDinoV2):
+    """The image tower of `tipsv2`: DINOv2 with a register, in files with the names of its release."""
+
+    model_types: ClassVar = {"tipsv2_vision_model": "Tipsv2Vision"}
+    table = TABLES["tipsv2"]
+
+    def claims(self, checkpoint: Checkpoint) -> bool:
+        return super().claims(checkpoint) and self.kind_of(checkpoint) in tuple(self.model_types)
+
+    def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
+        return {name: tensor for name, tensor in tensors.items() if name != "reg_token" or tensor.numel()}
+
+    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
+        return Preprocess(image_size=config.image_size, mean=(0.0,) * 3, std=(1.0,) * 3)
+
+    def model_type(self, config: ViTConfig) -> str:
+        return next(iter(self.model_types))
+
+    def from_table_names(self, tensors: Tensors, config: ViTConfig) -> Tensors:
+        layers = ("w12", "w3") if config.mlp == "swiglu" else ("c_fc", "c_proj")
+        rules = [(rf"\.mlp\.fc{i}\.", f".mlp.{layer}.") for i, layer in enumerate(layers, start=1)]
+        token = tensors["cls_token"]
+        state = {"reg_token": token.new_zeros(1, 0, config.width), "mask_token": token.new_zeros(1, config.width)}
+        return rename(state | tensors, [*rules, ("^reg_token$", "register_tokens")])
 
 
 def mlp_ratio(config: ViTConfig) -> int | None:

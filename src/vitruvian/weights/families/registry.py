@@ -16,9 +16,11 @@ from vitruvian.weights.families.huggingface_vit import (
     HuggingFaceBeit,
     HuggingFaceDinoV2,
     HuggingFaceDinoV3,
+    HuggingFaceTips,
     HuggingFaceViT,
 )
 from vitruvian.weights.families.openclip import OpenClip, OpenClipTimm
+from vitruvian.weights.families.tables import REFUSED
 from vitruvian.weights.families.timm import Timm, TimmBit, TimmMixer
 from vitruvian.weights.families.timm_writer import TimmArchitecture
 from vitruvian.weights.families.torchvision import Torchvision
@@ -28,7 +30,14 @@ READERS: dict[str, tuple[Family[Any], ...]] = {
     "google": (Lit(), Google(), GoogleMixer(), Bit()),
     "big_vision": (BigVision(),),
     "torchvision": (Torchvision(),),
-    "huggingface": (HuggingFaceBeit(), HuggingFaceViT(), HuggingFaceDinoV2(), HuggingFaceDinoV3(), HuggingFaceTower()),
+    "huggingface": (
+        HuggingFaceTips(),
+        HuggingFaceBeit(),
+        HuggingFaceViT(),
+        HuggingFaceDinoV2(),
+        HuggingFaceDinoV3(),
+        HuggingFaceTower(),
+    ),
     "open_clip": (OpenClip(), OpenClipTimm()),
     "dino": (DinoV3(), DinoV2(), Dino()),
     "timm": (Timm(), TimmMixer(), TimmBit()),
@@ -42,6 +51,9 @@ def recognize(checkpoint: Checkpoint, family: str | None = None) -> Family[Any]:
     """The family whose names a checkpoint has, among those of `family` if given."""
     if family is not None and family not in READERS:
         raise UnknownNameError("family", family, READERS, see=f"(known: native, {', '.join(READERS)})")
+    kind = checkpoint.settings.get("config.json", {}).get("model_type")
+    if isinstance(kind, str) and kind in REFUSED:
+        raise CheckpointError(f"config.json: model_type {kind!r} is not supported: {REFUSED[kind]}")
     candidates = READERS[family] if family else [member for members in READERS.values() for member in members]
     for candidate in candidates:
         if candidate.claims(checkpoint):
@@ -79,7 +91,8 @@ def writer(family: str, model: Model, path: Path) -> Family[Any]:
     if family == "google":
         return Google()
     if family == "huggingface":
-        return huggingface_kind(config)(kind)
+        is_tips = kind in HuggingFaceTips.model_types and not config.num_classes
+        return HuggingFaceTips(kind) if is_tips else huggingface_kind(config)(kind)
     if family != "timm" or not (is_folder or Timm().obstacles(config)):  # plain ViTs in files need no `config.json`
         return READERS[family][0]
     architecture = TimmArchitecture(config, model.state_dict(), kind)

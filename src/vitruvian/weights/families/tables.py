@@ -185,8 +185,7 @@ def _parse_rows(line: str) -> Iterator[Row]:
         yield Row(native, tuple(_expand(foreign, "+")), LAYOUTS[next(kinds)])
 
 
-def _read_tables() -> dict[str, Table]:
-    content = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
+def _read_tables(content: dict[str, Any]) -> dict[str, Table]:
     resolved: dict[str, dict[str, Any]] = {}
     for name, section in content.items():
         lines = section.get("rows", "").strip().splitlines()
@@ -199,7 +198,10 @@ def _read_tables() -> dict[str, Table]:
     return {name: Table(**fields) for name, fields in resolved.items()}
 
 
-TABLES = _read_tables()
+_CONTENT = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
+REFUSED: dict[str, str] = _CONTENT.pop("refused")
+"""Model types of transformers that are not read, and why."""
+TABLES = _read_tables(_CONTENT)
 """The tables of `names.toml` by name."""
 
 

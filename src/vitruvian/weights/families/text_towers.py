@@ -61,14 +61,15 @@ class HuggingFaceText(TextFamily):
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> tuple[dict[str, Any], dict[str, Any]]:
         settings = checkpoint.settings.get("config.json", {})
         kind, tower = settings.get("model_type"), settings.get("text_config")
-        if kind not in ("clip", "siglip", "siglip2") or not isinstance(tower, dict | None):
-            reason = f"the text tower needs config.json of model_type clip, siglip or siglip2, not {kind!r}"
+        if kind not in ("clip", "metaclip_2", "siglip", "siglip2") or not isinstance(tower, dict | None):
+            reason = f"the text tower needs config.json of model_type clip, metaclip_2, siglip or siglip2, not {kind!r}"
             raise CheckpointError(reason)
         stated = (tower or {}) | {"model_type": kind}  # not empty, so that defaults apply
-        clip, eos = kind == "clip", stated.get("eos_token_id", 49_407)
+        clip, eos = kind in CLIP_KINDS, stated.get("eos_token_id", 49_407)
         if not isinstance(eos, int):
             raise CheckpointError(f"config.json: eos_token_id={eos!r} is not one token")
-        pool: TextPool = "last" if not clip else "argmax" if eos == 2 else "eos"  # 2 in older files, a known mistake
+        # in older files of CLIP, 2 is a known mistake
+        pool: TextPool = "last" if not clip else "argmax" if eos == 2 and kind == "clip" else "eos"
         cleaning = {"clean": "siglip" if kind == "siglip" else "none", "lowercase": kind == "siglip2", "masks": True}
         return {
             "num_heads": read_int(stated, "num_attention_heads", 8 if clip else 12),
@@ -243,7 +244,8 @@ def text_tower(family: TextFamily, checkpoint: Checkpoint, tensors: Tensors) -> 
     return tower.eval(), cleaning
 
 
-CLASSES = {"clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model"}
+CLIP_KINDS = ("clip", "metaclip_2")
+CLASSES = {"clip": "CLIPModel", "metaclip_2": "MetaClip2Model", "siglip": "SiglipModel", "siglip2": "Siglip2Model"}
 
 
 def write_text(member: Family[Any], config: ModelConfig, stated: dict[str, Any], text: TextWeights) -> Tensors:
@@ -260,7 +262,7 @@ def write_text(member: Family[Any], config: ModelConfig, stated: dict[str, Any],
     vision = {name: x for name, x in stated["config.json"].items() if name not in ("architectures", "dtype")}
     settings = {"vocab_size": tower.vocabulary, "max_position_embeddings": tower.context_length, **encoder_json(tower)}
     scale, head = torch.tensor(text.scale), "text_model.head"
-    if kind == "clip":
+    if kind in CLIP_KINDS:
         settings |= {"projection_dim": tower.embedding_width, "eos_token_id": tower.eos if tower.pool == "eos" else 2}
         shared["projection_dim"] = tower.embedding_width
         others, head = {"logit_scale": scale}, "text_projection"
@@ -277,7 +279,7 @@ def write_text(member: Family[Any], config: ModelConfig, stated: dict[str, Any],
 
 
 def tower_kind(member: Family[Any], config: ModelConfig) -> str:
-    """`clip`, `siglip` or `siglip2`; empty for other models."""
+    """`clip`, `metaclip_2`, `siglip` or `siglip2`; empty for other models."""
     if not isinstance(member, HuggingFaceTower) or not isinstance(config, ViTConfig):
         return ""
     return member.model_type(config).removesuffix("_vision_model")
@@ -293,13 +295,14 @@ def text_obstacles(member: Family[Any], image: ModelConfig, config: TextConfig) 
     if not kind or not isinstance(image, ViTConfig):
         yield "the image tower is neither CLIP's nor SigLIP's"
         return
-    clip = kind == "clip"
+    clip = kind in CLIP_KINDS
     is_shared = (image.representation_size if clip else image.width) == config.embedding_width
     checks = {
         f"embeddings of width {config.embedding_width}, unlike the image tower's": not is_shared,
         "LayerScale": config.layer_scale,
         f"causal={config.causal}": config.causal != clip,
-        f"pool={config.pool!r}": config.pool not in (("argmax", "eos") if clip else ("last",)),
+        "an end-of-text token of number 2": kind == "clip" and config.pool == "eos" and config.eos == 2,
+        f"pool={config.pool!r}": config.pool not in (("argmax", "eos")[kind != "clip" :] if clip else ("last",)),
         "a projection with a bias" if clip else "a projection without a bias": config.projection_bias == clip,
     }
     for what, is_true in checks.items():
