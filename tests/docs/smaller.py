@@ -81,6 +81,7 @@ SMALLER = (
     (r"(study (table2|table5|vtab) .*)", "--set steps=1 --set image_size=32"),
     (r"(explain .*--figures.*)", "--count 2"),
     (r"(demo)", "--set epochs=2"),
+    (r"(advise .*)", "--minutes 0.1"),
     (r"(bench .*)", "--rounds 1 --batches 1"),
     (r"(optimize (?!.*--only merge).*)", "--max-loss 100"),
     (r"((doctor|pack) .*)", "--workers 0"),

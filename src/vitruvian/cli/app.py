@@ -12,7 +12,7 @@ from vitruvian import __version__
 from vitruvian.cli.compress import bench, optimize
 from vitruvian.cli.data import datasets, doctor, pack
 from vitruvian.cli.demo import demo
-from vitruvian.cli.evaluate import compare, evaluate, probe
+from vitruvian.cli.evaluate import advise, compare, evaluate, probe
 from vitruvian.cli.explain import explain
 from vitruvian.cli.models import convert, export, models, push
 from vitruvian.cli.options import Command
@@ -33,6 +33,7 @@ GROUPS: dict[str, dict[Callable[..., None], str]] = {
         serve: "vit serve --model runs/photos-1 --port 8000",
     },
     "Train and measure": {
+        advise: "vit advise photos/ --minutes 30",
         train: "vit train photos/ --from W.safetensors --epochs 10",
         finetune: "vit finetune photos/ --from W.safetensors --seeds 3",
         evaluate: "vit evaluate photos/ --model runs/photos-1 --out report/",

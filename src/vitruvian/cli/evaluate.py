@@ -1,4 +1,4 @@
-"""`vit evaluate`, `vit compare` and `vit probe`: how good models or their frozen features are on these images."""
+"""`vit evaluate`, `vit compare`, `vit probe`, `vit advise`: how good models are on these images, or could become."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ OUT_OF_FOLD = option("FILE", "With --folds: a .csv file for the linear probe's p
 SHOWN_SLICES = 20
 SHOWN_DIFFERENCES = 10  # classes and images to list on the terminal
 SAVE = option("MODEL", "Save the linear probe as a model, a new directory for --model.", "--save")
+ADVISED = option("W", f"Weights: {opt.WEIGHTS}; repeatable [default: those in the cache].", "--model", "-m")
 SHOTS = option("N,N,...", "Images per class of the few-shot probe [default: 1,5,10,25].")
 
 
@@ -255,7 +256,6 @@ def probe(
         print(json.dumps(report.to_json()))
     else:
         print("\n".join([probe_summary(report), *(f"note: {note}" for note in report.notes)]))
-        rows = []
         if report.target != "single":
             from vitruvian.evaluation.metrics import TARGET_NAMES
             from vitruvian.targets import KINDS
@@ -263,13 +263,11 @@ def probe(
             names = KINDS[report.target].metrics
             cells = [(r.probe, r.setting, *(f"{r.metrics[name]:.4g}" for name in names)) for r in report.results]
             print(table(("probe", "setting", *(f">{TARGET_NAMES[name]}" for name in names)), cells))
-        for result in report.results if report.target == "single" else ():
-            spread = [f"± {result.deviation:.2f}"] if len(result.runs) > 1 else []
-            if result.interval is not None:
-                spread.append("95% interval {:.2f} to {:.2f}".format(*result.interval))
-            rows.append(
-                (result.probe, result.setting, f"{result.top1:.2f}", ", ".join(spread), f"{result.mean_per_class:.2f}")
-            )
+        rows = []
+        for r in report.results if report.target == "single" else ():
+            spread = [f"± {r.deviation:.2f}"] * (len(r.runs) > 1)
+            spread += ["95% interval {:.2f} to {:.2f}".format(*r.interval)] if r.interval else []
+            rows.append((r.probe, r.setting, f"{r.top1:.2f}", ", ".join(spread), f"{r.mean_per_class:.2f}"))
         if rows:
             print(table(("probe", "setting", ">top-1 %", "", ">mean per class %"), rows))
     if report.unreadable:
@@ -280,5 +278,32 @@ def probe(
         from vitruvian.training.initial_model import probe_model
         from vitruvian.weights.save import save
 
-        save(probe_model(data, encoder, group_by=group_by or "", batch_size=batch_size), save_to)
-        print_status(f"wrote the linear probe to {save_to} (vit predict IMAGES --model {save_to})")
+        few = max(shot_counts) if shot_counts and "linear" not in probes["only"] else 0
+        save(probe_model(data, encoder, shots=few, group_by=group_by or "", batch_size=batch_size), save_to)
+        print_status(f"wrote the probe to {save_to} (vit predict IMAGES --model {save_to})")
+
+
+def advise(
+    data: Annotated[str, data_argument()],
+    models: Annotated[list[str] | None, ADVISED] = None,
+    minutes: Annotated[float, option("N", "Time for the advice, and for what it may recommend.", min=0.01)] = 30.0,
+    html: Annotated[Path | None, option("FILE", "Write a page, with sample images and doubtful labels.")] = None,
+    as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the table.")] = False,
+) -> None:
+    """Examine data, try what is cheap, predict the rest, recommend.
+
+    Each option has an expected accuracy with its interval, and its time, size and speed on this machine.
+    """
+    with quick_imports():
+        from vitruvian.study.advise import HEADINGS
+        from vitruvian.study.advise import advise as run_advice
+
+    advice = run_advice(data, models or (), minutes=minutes, html=html)
+    if as_json:
+        print(json.dumps(advice.to_json()))
+    else:
+        print("\n".join([advice.summary, *(f"  {finding}" for finding in advice.findings), ""]))
+        print(table(HEADINGS, [option.cells for option in advice.options]))
+        print(f"\nmeasured on {advice.test_is}\n{advice.more_images}\n\nrecommended: {advice.reason}")
+        print(f"  {advice.recommended.command}" if advice.recommended else "")
+    print_notes([*advice.notes, *([f"wrote {html}"] if html else [])])

@@ -207,10 +207,7 @@ def measure_tiles(measures: Measures) -> dict[str, str]:
     tiles = {name: with_interval(numbers[key], measures.intervals[key]) for key, name in names.items()}
     if measures.confusion is not None:
         tiles["mean F1"] = with_interval(*mean_f1(measures.confusion))
-    return tiles | {
-        measures.loss_name: f"{measures.loss:.4f}",
-        "images": f"{measures.count:,}",
-    }
+    return tiles | {measures.loss_name: f"{measures.loss:.4f}", "images": f"{measures.count:,}"}
 
 
 def with_interval(percent: float, interval: Interval) -> str:

@@ -33,7 +33,7 @@ SHOWN = 24  # number of images that a page shows
 # n images that all models were evaluated on, M models
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class PairedDifference:
     """A model compared with the first one on the same images; in percent."""
 
@@ -45,7 +45,7 @@ class PairedDifference:
     only_this: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ImageDifference:
     """An image that the models classify differently."""
 
@@ -144,12 +144,9 @@ def compare(
         classes=tuple(sorted(by_class, key=lambda row: min(row[2]) - max(row[2]))),
         images=tuple(
             ImageDifference(
-                key=first.source.key(int(indices[i])),
-                label=classes[labels[i]],
-                predictions=tuple(classes[k] for k in predictions[:, i]),
-                index=int(indices[i]),
+                first.source.key(index), classes[labels[i]], tuple(map(classes.__getitem__, guesses)), index
             )
-            for i in order
+            for i, index, guesses in ((i, int(indices[i]), predictions[:, i]) for i in order)
         ),
         settings=differing_settings([settings_of(evaluation, run) for evaluation, run in zip(found, runs)]),
         notes=tuple(dict.fromkeys(note for evaluation in found for note in evaluation.notes)),
@@ -182,14 +179,9 @@ def paired_difference(name: str, first: NDArray[np.bool_], other: NDArray[np.boo
     """
     lost, gained, n = int((first & ~other).sum()), int((~first & other).sum()), len(first) + 2
     center, spread = (gained - lost) / n, Z * sqrt(lost + gained + 1 - (gained - lost) ** 2 / n) / n
-    return PairedDifference(
-        model=name,
-        difference=100.0 * (gained - lost) / len(first),
-        interval=(100.0 * max(-1.0, center - spread), 100.0 * min(1.0, center + spread)),
-        p=mcnemar(lost, gained),
-        only_first=lost,
-        only_this=gained,
-    )
+    difference, p = 100.0 * (gained - lost) / len(first), mcnemar(lost, gained)
+    interval = 100.0 * max(-1.0, center - spread), 100.0 * min(1.0, center + spread)
+    return PairedDifference(name, difference, interval, p, only_first=lost, only_this=gained)
 
 
 def mcnemar(lost: int, gained: int) -> float:

@@ -35,16 +35,9 @@ from vitruvian.data.loader import Loader
 from vitruvian.data.sources import Concat, Source
 from vitruvian.data.transform import as_transform
 from vitruvian.errors import ConfigError, DataError, UnknownNameError, argument
+from vitruvian.evaluation import probe_classifiers as classifiers
 from vitruvian.evaluation.features import FeatureSet, compute_features, open_store
 from vitruvian.evaluation.probe import probe_sources
-from vitruvian.evaluation.probe_classifiers import (
-    L2_GRID,
-    choose_l2,
-    fit_linear,
-    fit_numbers,
-    fit_ridge,
-    hold_out_examples,
-)
 from vitruvian.inference import Encoder
 from vitruvian.model.build import Model, build
 from vitruvian.model.lora import add_lora
@@ -281,7 +274,7 @@ def fit_head(
     if model.meta.score_function == "identity":
         values, targets = feature_set.examples
         mean, std = np.array(model.meta.target.mean), np.array(model.meta.target.std)
-        weight, bias = fit_numbers(values, (targets - mean) / std)
+        weight, bias = classifiers.fit_numbers(values, (targets - mean) / std)
         head = LinearHead(weight=weight.float(), bias=bias.float(), strength=0.0)
     elif recipe.head_init == "probe" or source.targets is not None:
         head = fit_logistic(feature_set)
@@ -306,16 +299,23 @@ def fit_logistic(features: FeatureSet) -> LinearHead:
 
     If no class has two images, the regularization cannot be selected and is the strongest.
     """
-    classes, l2 = len(features.classes), max(L2_GRID)
+    classes, l2 = len(features.classes), max(classifiers.L2_GRID)
     if features.targets is not None or np.bincount(features.labels).max() > 1:
-        l2, _ = choose_l2(*hold_out_examples(features.examples, classes=classes), classes=classes)
-    probe = fit_linear(*features.examples, classes=classes, l2=l2)
+        parts = classifiers.hold_out_examples(features.examples, classes=classes)
+        l2, _ = classifiers.choose_l2(*parts, classes=classes)
+    return head_of_probe(classifiers.fit_linear(*features.examples, classes=classes, l2=l2), l2)
+
+
+def head_of_probe(probe: classifiers.LinearClassifier, l2: float) -> LinearHead:
+    """A classifier of standardized features as a head."""
     weight = probe.weights[:-1] / probe.std[:, None]  # (D, K)
     return LinearHead(weight=weight.float(), bias=(probe.weights[-1] - probe.mean @ weight).float(), strength=l2)
 
 
-def probe_model(data: object, encoder: Encoder, *, group_by: str = "", batch_size: int = DEFAULT_BATCH_SIZE) -> Model:
-    """The encoder's model with the linear probe of `vit probe` as its head, fitted to all but the test images."""
+def probe_model(
+    data: object, encoder: Encoder, *, shots: int = 0, group_by: str = "", batch_size: int = DEFAULT_BATCH_SIZE
+) -> Model:
+    """The encoder's model with the linear probe of `vit probe` as its head, or with the few-shot probe of `shots`."""
     sources, test_is = probe_sources(open_dataset(data), group_by)
     train, _, *dev = sources
     source = Concat([train, *dev], name=train.name) if dev else train
@@ -324,15 +324,20 @@ def probe_model(data: object, encoder: Encoder, *, group_by: str = "", batch_siz
         raise DataError("only a probe of one class per image can be saved", where=source.name)
     changes = Changes(image_size=encoder.torch_model.config.image_size, num_classes=len(source.classes), head="new")
     model, _ = open_model(locate(encoder.name), LoadHints(name=published_name(encoder.name)), changes, source.classes)
-    set_head(model, fit_logistic(features))
-    origin = f"linear probe of {encoder.name} on {source.name}, {len(features):,} images; not fitted to {test_is}"
+    name, head, classes = "linear", fit_logistic(features), len(source.classes)
+    if shots:
+        orders = classifiers.shuffle_classes(features.labels, classes=classes, seed=classifiers.SEEDS[0])
+        few = [part[np.concatenate([order[:shots] for order in orders])] for part in features.examples]
+        name, head = "few-shot", head_of_probe(classifiers.fit_fewshot(*few, classes=classes), classifiers.FEWSHOT_L2)
+    set_head(model, head)
+    origin = f"{name} probe of {encoder.name} on {source.name}, {len(features):,} images; not fitted to {test_is}"
     model.meta = model.meta.for_new_head(tuple(source.classes)).replace(origin=origin)
     return model.eval()
 
 
 def fit_least_squares(features: Tensor, labels: Tensor, classes: int, *, label_smoothing: float = 0.0) -> LinearHead:
     """Ridge regression on one-hot labels, scaled to the logits with the lowest loss."""
-    ridge = fit_ridge(features, F.one_hot(labels, classes))
+    ridge = classifiers.fit_ridge(features, F.one_hot(labels, classes))
     loss = partial(F.cross_entropy, target=labels, label_smoothing=label_smoothing)
     scale = min(SCALES, key=lambda scale: float(loss(scale * ridge.left_out)))
     weight, bias = (scale * ridge.weight).float(), (scale * ridge.bias).float()

@@ -98,6 +98,18 @@ def resolve_source(name: str, *, cache: Path | None = None, offline: bool | None
     return fetch(location, path, sha256_prefix=row.sha256_prefix if row else "", offline=offline, verify=verify)
 
 
+def cached_names() -> list[str]:
+    """The published weights in the caches, ours and Hugging Face's."""
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    repositories = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
+    names = []
+    for name, row in catalog.PUBLISHED.items():
+        folder = f"models--{row.location.removeprefix(REPOSITORY_SCHEME).replace('/', '--')}"
+        file = cache_folder() / row.location.removeprefix("https://")
+        names += [name] * (file.is_file() or any(repositories.glob(f"{folder}/snapshots/*/*model*")))
+    return names
+
+
 def require_packages(name: str) -> None:
     """Raise if no published weights have this name, or the package to download them is missing."""
     if _location(name.partition("@")[0]).startswith(REPOSITORY_SCHEME):

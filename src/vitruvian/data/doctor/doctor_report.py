@@ -1,12 +1,13 @@
 """The HTML pages of `vit doctor`: all findings with their images, and the review of suspicious labels."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from typing import Any
 
 from markupsafe import Markup
+from PIL import Image
 
-from vitruvian.data.decode import decode
+from vitruvian.data.decode import RawImage, decode
 from vitruvian.data.doctor.findings import COPIES, EXAMPLES, HEADINGS, MARKS, REVIEWED, Diagnosis, ImageRef
 from vitruvian.data.sources import Dataset, Source
 from vitruvian.errors import VitruvianError
@@ -47,10 +48,10 @@ def image_context(image: ImageRef, data: Dataset) -> dict[str, Any]:
     return {"image": thumbnail, "key": image.key, "split": image.split, "label": image.label}
 
 
-def thumbnail_of(source: Source, index: int) -> Markup:
+def thumbnail_of(source: Source, index: int, view: Callable[[RawImage], Image.Image] = decode) -> Markup:
     """A thumbnail of a sample, or "no image" if it cannot be read."""
     try:
-        return thumbnail(decode(source.read(index)), source.key(index))
+        return thumbnail(view(source.read(index)), source.key(index))
     except (VitruvianError, OSError):
         return Markup("no image")
 

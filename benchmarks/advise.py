@@ -1,0 +1,232 @@
+"""Whether the advice holds: all options of `vit advise` are run, and measured on images that it never saw.
+
+    python benchmarks/advise.py WORK --shared FOLDER [--only pets,cifar10,imagenet,digits] [--minutes N]
+
+FOLDER has `weights/vit_ti16_imagenet1k.safetensors`, and `pets`, `cifar10` and `imagenet-val-1000` in `data/`. For each
+dataset a small folder of images is written to WORK, and other images to test on. Commands are run as they are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+import vitruvian as vt
+from vitruvian.data.formats import open_dataset
+
+COARSE = {
+    "fish": range(7),
+    "bird": [*range(7, 25), *range(80, 101), *range(127, 147)],
+    "reptile": range(25, 69),
+    "insect": range(300, 320),
+    "dog": range(151, 251),
+    "cat": range(281, 294),
+    "monkey": range(365, 385),
+    "food": range(924, 970),
+    "sea animal": [*range(107, 127), *range(147, 151)],
+    "hoofed animal": range(339, 356),
+    "bear or weasel": [*range(294, 300), *range(356, 363)],
+    "spider": range(70, 78),
+    "wild dog": range(269, 281),
+    "car": [
+        407,
+        436,
+        468,
+        511,
+        555,
+        569,
+        609,
+        627,
+        654,
+        656,
+        661,
+        675,
+        717,
+        734,
+        751,
+        757,
+        779,
+        817,
+        829,
+        864,
+        867,
+        874,
+    ],
+    "instrument": [
+        401,
+        402,
+        420,
+        432,
+        486,
+        513,
+        541,
+        546,
+        558,
+        566,
+        577,
+        579,
+        593,
+        594,
+        642,
+        683,
+        684,
+        687,
+        699,
+        776,
+        822,
+        875,
+        881,
+        889,
+    ],
+    "ship": [403, 484, 510, 554, 576, 625, 628, 724, 780, 814, 833, 871, 914],
+    "clothing": [
+        399,
+        411,
+        445,
+        459,
+        474,
+        501,
+        515,
+        568,
+        601,
+        610,
+        614,
+        617,
+        630,
+        655,
+        657,
+        689,
+        697,
+        735,
+        775,
+        834,
+        841,
+        869,
+        887,
+    ],
+    "furniture": [423, 431, 453, 493, 495, 516, 520, 526, 532, 548, 559, 564, 648, 765, 831, 846, 857, 861, 894],
+}
+"""Groups of ImageNet's classes; there is one image of each class."""
+
+Images = Iterator[tuple[str, Image.Image]]
+
+
+def pets(shared: Path, per_class: int = 24) -> tuple[Images, Images]:
+    def images(split: str, count: int) -> Images:
+        for folder in sorted((shared / "data" / "pets" / split).iterdir()):
+            paths = sorted(folder.glob("*.jpg"))  # neighbors often show the same animal
+            for index in np.random.default_rng(0).permutation(len(paths))[:count]:
+                yield folder.name, Image.open(paths[index])
+
+    return images("train", per_class), images("test", 16)
+
+
+def cifar10(shared: Path, per_class: int = 60) -> tuple[Images, Images]:
+    folder = shared / "data" / "cifar10"
+    described = json.loads((folder / "labels.json").read_text())
+
+    def images(split: str, sheet: str, count: int) -> Images:
+        pixels = np.asarray(Image.open(folder / sheet).convert("RGB"))
+        cells = pixels.reshape(100, 32, 100, 32, 3).transpose(0, 2, 1, 3, 4).reshape(-1, 32, 32, 3)
+        labels = np.asarray(described[split])[: len(cells)]
+        for label, name in enumerate(described["classes"]):
+            for index in np.flatnonzero(labels == label)[:count]:
+                yield name, Image.fromarray(cells[index])
+
+    return images("train", "train_1.webp", per_class), images("test", "test.webp", 60)
+
+
+def imagenet(shared: Path) -> tuple[Images, Images]:
+    def images(first: int) -> Images:
+        for name, numbers in COARSE.items():
+            for number in list(numbers)[first::2]:
+                for path in (shared / "data" / "imagenet-val-1000" / f"{number:03d}").glob("*.jpg"):
+                    yield name, Image.open(path)
+
+    return images(0), images(1)
+
+
+def digits(shared: Path, per_class: int = 50) -> tuple[Images, Images]:
+    source = open_dataset("digits").train
+    labels = np.asarray(source.labels())
+
+    def images(first: int) -> Images:
+        for label, name in enumerate(source.classes):
+            for index in np.flatnonzero(labels == label)[first : first + per_class].tolist():
+                pixels = np.asarray(source.read(index))
+                yield name, Image.fromarray(pixels.squeeze())
+
+    return images(0), images(per_class)
+
+
+def write(images: Images, folder: Path) -> None:
+    for number, (name, image) in enumerate(images):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        image.save(folder / name / f"{number}.png")
+
+
+def run(command: str, folder: Path) -> tuple[Path | str, float]:
+    """Run a command of the advice in an empty folder: the model that it makes, and the minutes."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    words = shlex.split(command)[1:]
+    if words[0] == "evaluate":  # makes no model
+        return words[words.index("--model") + 1], 0.0
+    began = time.monotonic()
+    more = ["--out", "run"] if words[0] == "train" else []
+    subprocess.run(
+        [sys.executable, "-m", "vitruvian", *words, *more], cwd=folder, check=True, stdout=subprocess.DEVNULL
+    )
+    return folder / ("run" if words[0] == "train" else "model"), (time.monotonic() - began) / 60
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--shared", type=Path, required=True)
+    parser.add_argument("--only", default="pets,cifar10,imagenet,digits")
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--html", action="store_true")
+    options = parser.parse_args()
+    work = options.work.resolve()
+    weights = options.shared.resolve() / "weights" / "vit_ti16_imagenet1k.safetensors"
+    for name in options.only.split(","):
+        folders = work / name / "images", work / name / "others"
+        for images, folder in zip(globals()[name](options.shared), folders):
+            if not folder.exists():
+                write(images, folder)
+        page = work / name / "advice.html" if options.html else None
+        advice = vt.advise(folders[0], [weights], minutes=options.minutes, html=page)
+        print(f"{name}: {advice.summary}; advice in {advice.seconds / 60:.1f} minutes; {advice.reason}", flush=True)
+        print(f"  {advice.more_images}")
+        reached = {}
+        for option in advice.options:
+            model, minutes = run(option.command, work / name / "run")
+            measures = vt.evaluate(folders[1], model).measures
+            reached[option.name] = measures.top1
+            low, high = option.interval
+            verdict = "inside" if low <= measures.top1 <= high else "OUTSIDE"
+            print(
+                f"  {option.name}: expected {option.top1:.1f} ({low:.1f} to {high:.1f}), "
+                f"{'measured' if option.is_measured else 'predicted'} from {option.basis}; "
+                f"reached {measures.top1:.1f} on {measures.count} other images, {verdict}; "
+                f"{option.minutes:.1f} minutes expected, {minutes:.1f} taken",
+                flush=True,
+            )
+        if advice.recommended is not None:
+            lost = max(reached.values()) - reached[advice.recommended.name]
+            print(f"  recommended {advice.recommended.name}: {lost:.1f} points below the best", flush=True)
+
+
+if __name__ == "__main__":
+    main()
