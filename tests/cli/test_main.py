@@ -82,6 +82,7 @@ OPTIONS = {
     "--model -m --split --real --wordnet-ids --mappings --calibrated --template --flip --seed --json "
     "--by --coverage --out --batch-size --num-heads --image-size --adapter --device --engine --precision "
     "--compile --tome-r",
+    "advise": "--model -m --minutes --html --json",
     "compare": "--data --split --json --out --batch-size --num-heads --image-size --adapter --device "
     "--engine --precision --compile --tome-r",
     "explain": "--model -m --out --map --class --top --layer --head --patch --deletion --figures --reconstruct --count "

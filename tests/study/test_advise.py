@@ -19,7 +19,7 @@ from vitruvian.data.formats import open_dataset
 from vitruvian.errors import VitruvianError
 from vitruvian.model.build import build
 from vitruvian.study import advise as module
-from vitruvian.study.advise import HEADINGS, TOLERANCE, Candidate, Option, recommend
+from vitruvian.study.advise import HEADINGS, TOLERANCE, Option, ProbedWeights, recommend
 from vitruvian.training.planning import choose_recipe, plan
 from vitruvian.weights.hub import cached_names
 from vitruvian.weights.save import save
@@ -176,7 +176,7 @@ def test_a_quicker_option_is_preferred_to_a_slightly_better_one_and_the_reason_s
 @pytest.mark.parametrize("top1", [0.0, 3.0, 50.0, 97.0, 100.0])
 def test_the_interval_of_a_prediction_contains_that_of_a_measurement(top1):
     report = type("Report", (), {"test_images": 80})()
-    found = Candidate(None, 1.0, report, 90.0, 1.0)
+    found = ProbedWeights(None, 1.0, report, 90.0, 1.0)
     (low, high), (lower, higher) = found.interval(top1, 1.0), found.interval(top1, module.UNSURE)
     assert 0 <= lower <= low <= top1 <= high <= higher <= 100
 

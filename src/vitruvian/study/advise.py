@@ -96,7 +96,7 @@ class Advice(Record):
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ProbedWeights:
     """Weights whose frozen features were probed."""
 
     encoder: Encoder
@@ -198,7 +198,7 @@ def measure_speed(encoder: Encoder, source: Source) -> float:
     return len(few) / (time.perf_counter() - began)
 
 
-def probe_weights(data: Dataset, encoder: Encoder, speed: float, *, share: float) -> Candidate:
+def probe_weights(data: Dataset, encoder: Encoder, speed: float, *, share: float) -> ProbedWeights:
     """Probe the features: few-shot and linear on all training images, and linear on half of them."""
     most = class_sizes(data.train.labels(), len(data.classes)).max()
     follow = partial(track, label=f"features of {short_name(encoder.name)}")
@@ -207,10 +207,10 @@ def probe_weights(data: Dataset, encoder: Encoder, speed: float, *, share: float
     if most > 3:  # of two images, one chooses the regularization
         halved = replace(data, splits={**data.splits, "train": hold_out(data.train, 0.5, 0)[0]})
         half = probe(halved, encoder, only=["linear"])
-    return Candidate(encoder, speed, report, half.results[-1].top1, share)
+    return ProbedWeights(encoder, speed, report, half.results[-1].top1, share)
 
 
-def cheap_options(found: Candidate, test: Source, total: int) -> Iterator[Option]:
+def cheap_options(found: ProbedWeights, test: Source, total: int) -> Iterator[Option]:
     """The model as it is, or zero-shot with words, if it knows all classes; then few-shot and linear probes."""
     model, config, basis = found.encoder.name, found.encoder.torch_model.config, f"{len(test):,} held-out images"
     with suppress(VitruvianError):  # it has no head, or other classes
@@ -228,7 +228,7 @@ def cheap_options(found: Candidate, test: Source, total: int) -> Iterator[Option
 
 
 def finetunings(
-    found: Candidate, sources: Sequence[Source], parts: Sequence[Source], minutes: float, end: float
+    found: ProbedWeights, sources: Sequence[Source], parts: Sequence[Source], minutes: float, end: float
 ) -> Iterator[Option]:
     """Fine-tuning: a short run on `parts`, measured if there is time until `end`, and a longer one on `sources`."""
     name, roles = found.report.data, ("train", "val")
