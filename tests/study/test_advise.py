@@ -207,7 +207,7 @@ def test_weights_in_the_caches_are_found(tmp_path, monkeypatch):
         ({"cat": 4}, "one class"),
         ({"cat": 1, "dog": 1}, "no class has two images"),
         ("path,labels\ncat/0.png,cat;dog\ndog/0.png,dog\n", "one class per image"),
-        ("path,age\ncat/0.png,1.5\ndog/0.png,2.5\n", "label"),
+        ("path,age\ncat/0.png,1.5\ndog/0.png,2.5\n", "the data has numbers; this works with one class per image"),
     ],
     ids=["empty", "one class", "one image per class", "several labels", "numbers"],
 )
