@@ -5,21 +5,31 @@
 Capacity is measured first, with as many clients as a batch holds. Then requests leave at a fixed rate, whether or not
 earlier ones are answered, from a second process; each sends one of several images whose answers are known. The bound
 on the latency is what the queue and two batches take at the measured capacity.
+
+    python benchmarks/overload.py --model W.safetensors --bad png,ppm,jpeg [--clients 4] [--seconds 10] [--rounds 3]
+
+measures the p99 of good clients alone and beside bad ones, in turn. Twice a second, a bad client sends an image that
+takes long to decode, and leaves: a PNG of 40 million pixels, a PPM of 24 MB as text, a JPEG of 90 progressive scans.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import http.client
+import io
 import json
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import threading
 import time
+
+from PIL import Image
 
 import serving
 from serving import BATCH, form, random_jpeg, wait_until_ready
@@ -87,6 +97,54 @@ def load(port: int, rate: float, seconds: float) -> None:
     )
 
 
+def costly_image(kind: str) -> bytes:
+    """An image that takes long to decode."""
+    if kind == "ppm":
+        return b"P3 2800 2800 255\n" + b"255 " * 6_000_000
+    file = io.BytesIO()
+    if kind == "png":
+        noise = Image.effect_noise((630, 630), 50)
+        noise.resize((6300, 6300), Image.Resampling.NEAREST).save(file, "PNG", compress_level=1)
+        return file.getvalue()
+    Image.effect_noise((2000, 2000), 50).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    scan = data[data.rindex(b"\xff\xda") : -2]
+    return data[:-2] + scan * 80 + data[-2:]
+
+
+def leave(port: int, kind: str, seconds: float) -> None:
+    """Send a costly image twice a second, and leave before there is a response."""
+    body, form_kind = form(costly_image(kind))
+    head = (
+        f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: {form_kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(head.encode() + body)
+            time.sleep(0.3)
+        time.sleep(0.2)
+
+
+def beside_bad_clients(port: int, asked: argparse.Namespace) -> None:
+    """A row of JSON for each kind of bad client: the p99 of good clients alone and beside it, in seconds."""
+    for kind in asked.bad.split(","):
+        alone, beside = [], []
+        for _ in range(asked.rounds):
+            alone.append(serving.measure(port, asked.clients, asked.seconds))
+            bad = [sys.executable, __file__, "leave", str(port), kind, str(asked.seconds + 3)]
+            with subprocess.Popen(bad) as leaving:
+                time.sleep(2)
+                beside.append(serving.measure(port, asked.clients, asked.seconds))
+                leaving.terminate()
+        p99 = [[round(each["p99_seconds"], 4) for each in rounds] for rounds in (alone, beside)]
+        ratio = statistics.median(p99[1]) / statistics.median(p99[0])
+        failed = sum(each["failed"] for each in beside)
+        print(
+            json.dumps({"bad": kind, "alone": p99[0], "beside": p99[1], "ratio": ratio, "failed": failed}), flush=True
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
@@ -94,6 +152,9 @@ def main() -> None:
     parser.add_argument("--queue", type=int, default=32)
     parser.add_argument("--engine", default="torch")
     parser.add_argument("--times", type=float, default=2.0)
+    parser.add_argument("--bad", default="", help="kinds of bad clients: png, ppm, jpeg")
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -103,6 +164,9 @@ def main() -> None:
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL, process_group=0)
     try:
         wait_until_ready(int(port), server)
+        if asked.bad:
+            beside_bad_clients(int(port), asked)
+            return
         closed = [sys.executable, serving.__file__, "load", port, str(BATCH), str(asked.seconds / 2), ""]
         calm = json.loads(subprocess.run(closed, check=True, capture_output=True, text=True).stdout)
         capacity = calm["images_per_second"]
@@ -118,5 +182,7 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["load"]:
         load(int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]))
+    elif sys.argv[1:2] == ["leave"]:
+        leave(int(sys.argv[2]), sys.argv[3], float(sys.argv[4]))
     else:
         main()
