@@ -88,8 +88,8 @@ class Candidate:
         return content
 
 
-def describe_speedup(speedup: float) -> str:
-    return f"{speedup:.2f} times as fast" if round(speedup, 2) >= 1.01 else "nothing faster found"
+def describe_speedup(speedup: float, otherwise: str) -> str:
+    return f"{speedup:.2f} times as fast" if round(speedup, 2) >= 1.01 else otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class Optimized:
     @property
     def headline(self) -> str:
         """The speedup as a phrase, with a note if the time limit stopped the search."""
-        text = describe_speedup(self.speedup(self.chosen))
+        text = describe_speedup(self.speedup(self.chosen), "nothing faster found")
         return text + (", search stopped by the time limit" if self.timed_out else "")
 
     def speedup(self, candidate: Candidate) -> float:
@@ -143,7 +143,8 @@ class Optimized:
     def __str__(self) -> str:
         metric = f">{self.chosen.loss.metric}"
         columns = ("", ">images/s", ">speedup", ">one by one", ">max. points lost", ">same predictions %", metric, "")
-        single = f"single images, {self.single.name}: {describe_speedup(self.single_speedup)}; {self.single.loss}"
+        speedup = describe_speedup(self.single_speedup, "not faster")
+        single = f"single images, {self.single.name}: {speedup}; {self.single.loss}"
         return f"{table(columns, self.rows())}\n\n{self.chosen.name}: {self.headline}; {self.chosen.loss}\n{single}"
 
 
