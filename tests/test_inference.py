@@ -245,7 +245,7 @@ def test_wrong_arguments_are_refused():
         classifier.stream([], top=0)
     with pytest.raises(ConfigError, match="num_heads, image_size and adapter apply when weights are loaded"):
         Classifier(tiny_model(), image_size=32)
-    with pytest.raises(ConfigError, match="device='abacus' cannot be used: "):
+    with pytest.raises(ConfigError, match="device='abacus' cannot be used; devices are auto, cpu, "):
         Classifier(tiny_model(), device="abacus")
 
 

@@ -284,6 +284,20 @@ def test_an_engine_with_other_outputs_is_refused_and_skipped_by_auto(cache, monk
     assert "note: skipping onnxruntime: the outputs of onnxruntime differ" in capsys.readouterr().err
 
 
+def test_an_engine_that_fails_in_this_process_is_replaced_by_torch(model, capsys):
+    """Its graph was right when it was exported."""
+    pixels = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    choice = choose.Choice(model, pixels, RunMode("torch"))
+    with torch.inference_mode():
+        expected = model(pixels)
+    wrong = expected.clone()
+    wrong[4:] = 0.0  # one piece of the batch
+    choice.mode, choice.forward = RunMode("onnxruntime", split=True), lambda pixels, output="": wrong
+    torch.testing.assert_close(choice(pixels), expected, atol=1e-5, rtol=0)
+    assert choice.mode.engine == "torch"
+    assert "note: continuing with torch: outputs of the engine differ from torch's by" in capsys.readouterr().err
+
+
 def test_the_shortest_time_wins(model, monkeypatch):
     slow, fast = RunMode("torch"), RunMode("openvino", split=True)
     monkeypatch.setattr(choose, "open_candidates", lambda *_: ({slow: None, fast: None}, True))

@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from vitruvian.cache import cache_folder, file_lock, scratch_folder
-from vitruvian.engines.export import EngineForward, Forward, check_outputs, evaluating, export, fits_onnx
+from vitruvian.engines.export import TOLERANCE, EngineForward, Forward, check_outputs, evaluating, export, fits_onnx
 from vitruvian.engines.runtimes import FEATURES, EngineName, Session, SplitGraph, check_engine, installed, versions
 from vitruvian.engines.torch_variant import TorchVariant
 from vitruvian.errors import ConversionError, FileError, VitruvianError, argument
 from vitruvian.files import digest, file_stamp, read_object, short_hash, write_json
 from vitruvian.machine import processor_name
 from vitruvian.model.build import Model
-from vitruvian.model.cores import map_over_cores
+from vitruvian.model.cores import eval_mode, map_over_cores
 from vitruvian.progress import print_status
 from vitruvian.settings import Size
 from vitruvian.text import describe_error
@@ -120,13 +120,34 @@ class Choice:
         self.started = time.monotonic()
         self.trial: EngineTrial | None = None
         self.thread: threading.Thread | None = None
+        self.is_checked = False  # whether this process has compared the engine with torch
 
     @property
     def size(self) -> Size:
         return self.pixels.shape[2], self.pixels.shape[3]
 
     def __call__(self, pixels: Tensor, output: str = "") -> Tensor:
-        return (self.trial or self.forward)(pixels, output)
+        values = (self.trial or self.forward)(pixels, output)
+        if self.is_checked or self.trial is not None or self.mode.engine == "torch":
+            return values
+        return self._check(pixels, values, output)
+
+    def _check(self, pixels: Tensor, values: Tensor, output: str) -> Tensor:
+        """Compare an image of each core's piece with torch, which computes this and all later batches if they differ.
+
+        The graph was compared when it was exported, but a runtime may still fail on this machine or in this process.
+        """
+        with eval_mode(self.model):
+            expected = torch_forward(self.model, False, pixels[::4], output)
+            largest = float(expected.nan_to_num(0.0, 0.0, 0.0).abs().max())
+            if torch.allclose(values[::4], expected, rtol=0.0, atol=TOLERANCE * max(1.0, largest), equal_nan=True):
+                self.is_checked = True
+                return values
+            difference = (values[::4] - expected).abs().max()
+            self.mode = default_mode("torch", len(pixels))
+            self.forward = open_forward(self.model, self.mode, self.size)
+            print_status(f"note: continuing with torch: outputs of the engine differ from torch's by {difference:.2g}")
+            return self.forward(pixels, output)
 
     def advance(self, images: int) -> str:
         """Take the next step, given the number of images that are known to come; returns what to print about it."""
