@@ -58,6 +58,9 @@ test: $(VENV)/.dev browser
 quick: $(VENV)/.dev
 	@$(PYTEST) -m "not slow and not openvino"
 
+fresh: $(VENV)/.dev
+	@PYTHONPATH=src VITRUVIAN_FRESH=$${VITRUVIAN_FRESH:-check} $(BIN)/python -m pytest -n 0 tests/weights/test_fresh.py
+
 check: $(VENV)/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .

@@ -62,7 +62,7 @@ OPTIONS = {
     "embed": "--model -m --out --merge --json --shard --on --split --dtype --piece --max-unreadable --workers "
     "--batch-size --num-heads --image-size --adapter --device --engine --precision --compile",
     "similar": "--in --text --top --model -m --exact --json --out --device",
-    "models": "--json --augreg --index",
+    "models": "--json --augreg --index --license",
     "convert": "--to --labels --template --num-heads --image-size --patch-size --num-classes --half --config --json "
     "--card",
     "push": "--private --license --report",

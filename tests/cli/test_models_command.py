@@ -64,3 +64,20 @@ def test_an_unknown_pattern_is_answered_with_near_names(vit):
     code, out, err = vit("models", "VIT-Bb/16")
     assert (code, out) == (1, "")
     assert err.startswith("error: unknown model 'VIT-Bb/16'; did you mean ViT-B/16")
+
+
+def test_a_license_keeps_the_weights_under_it(vit):
+    lines = [json.loads(line) for line in vit("models", "--license", "apache-2.0", "--json").out.splitlines()]
+    assert {tuple(line["licenses"]) for line in lines} == {("Apache-2.0",)}
+    assert {row["license"] for line in lines for row in line["published"]} == {"Apache-2.0"}
+    assert "DINOv3-S/16" not in [line["name"] for line in lines]
+    assert vit("models", "--license", "dinov3").out.splitlines()[1].startswith("DINOv3-S/16 ")
+
+
+def test_a_license_that_no_weights_have_is_said(vit):
+    code, out, err = vit("models", "--license", "gpl")
+    assert (code, out) == (1, "")
+    assert "unknown license 'gpl' (known: Apache-2.0, BSD-3-Clause, CC-BY-NC-4.0, DINOv3, MIT, unknown)" in err
+    code, out, err = vit("models", "ti/16", "--license", "dinov3")
+    assert (code, out) == (2, "")
+    assert "no weights of 'ti/16' have the license 'dinov3'" in err

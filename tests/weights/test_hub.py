@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -370,3 +371,19 @@ def test_without_the_extra_the_error_names_the_pip_command(tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingExtraError, match=re.escape("pip install '.[hub]'")):
         resolve_source(NAME, cache=tmp_path, offline=True)
+
+
+def test_a_model_that_is_refused_names_an_open_one_of_similar_size(tmp_path, monkeypatch):
+    class RefusedError(Exception):
+        response = SimpleNamespace(status_code=403)
+
+    def refuse(self):
+        raise RefusedError
+
+    monkeypatch.setattr(hub.Repository, "_files", refuse)
+    with pytest.raises(HubError) as caught:
+        resolve_source("facebook/dinov3-vits16-pretrain-lvd1689m", cache=tmp_path, offline=False)
+    assert "access to this model is restricted" in str(caught.value)
+    instead = "or use vit_small_patch16_224.dino (Apache-2.0, DINO-S/16), which is open to everyone"
+    assert instead in str(caught.value)
+    assert hub.open_alternative("nobody/unknown") == ""

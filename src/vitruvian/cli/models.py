@@ -9,6 +9,7 @@ import typer
 
 from vitruvian.cli import options as opt
 from vitruvian.cli.options import flag, note_replaced, option, quick_imports
+from vitruvian.errors import UnknownNameError
 from vitruvian.progress import print_status
 from vitruvian.text import table
 
@@ -29,6 +30,7 @@ def models(
     pattern: Annotated[str, typer.Argument(help="Part of a name, such as B/16, augreg or dinov2.")] = "",
     augreg: Annotated[str | None, AUGREG_TERMS] = None,
     index: Annotated[str | None, option("FILE", "The index.csv of the AugReg release [default: in the cache].")] = None,
+    license: Annotated[str, option("NAME", "Only weights under this license: apache-2.0, mit ..., or unknown.")] = "",
     as_json: Annotated[bool, flag("--json", "Print one JSON object per model (JSON Lines).")] = False,
 ) -> None:
     """List models: accuracy, size, speed, license, published weights.
@@ -37,11 +39,11 @@ def models(
     fast below 3 G, medium below 10 G, slow below 40 G. Accuracy is the published top-1 on ImageNet, if one is known.
     """
     if augreg is not None or index is not None:
-        if augreg is None or pattern:
-            raise typer.BadParameter("--augreg TERMS takes no PATTERN, and --index FILE needs it")
+        if augreg is None or pattern or license:
+            raise typer.BadParameter("--augreg TERMS takes no PATTERN and no --license, and --index FILE needs it")
         list_augreg(augreg, index, as_json=as_json)
         return
-    from vitruvian.catalog import RECOMMENDED, VARIANTS, canonical, find_published, published_for
+    from vitruvian.catalog import PUBLISHED, RECOMMENDED, VARIANTS, canonical, find_published, published_for
     from vitruvian.cost import multiply_adds, parameters, speed_class
 
     part, matches = pattern.lower(), {}
@@ -53,6 +55,15 @@ def models(
     if not matches:
         name, _ = canonical(pattern)
         matches[name] = published_for(name)
+    if license:
+        known_licenses = sorted({row.license or "unknown" for row in PUBLISHED.values()})
+        if license.lower() not in map(str.lower, known_licenses):
+            raise UnknownNameError("license", license, known_licenses, see=f"(known: {', '.join(known_licenses)})")
+        is_wanted = {name: (row.license or "unknown").lower() == license.lower() for name, row in PUBLISHED.items()}
+        kept = {name: [row for row in weights if is_wanted[row.name]] for name, weights in matches.items()}
+        matches = {name: weights for name, weights in kept.items() if weights}
+        if not matches:
+            raise typer.BadParameter(f"no weights of {pattern!r} have the license {license!r}")
     rows, published = [], []
     for name, weights in matches.items():
         config = VARIANTS[name]
@@ -86,10 +97,10 @@ def models(
             print(json.dumps(facts))
             continue
         size = f"{facts['parameters'] / 1e6:.1f}M", f"{work / 1e9:.2f}G", str(config.image_size[0])
-        license = {0: "-", 1: "".join(facts["licenses"])}.get(len(facts["licenses"]), "several")
+        licenses = {0: "-", 1: "".join(facts["licenses"])}.get(len(facts["licenses"]), "several")
         mark = " *" * facts["recommended"]
         top1 = f"{facts['top1']:.1f}" if known else "-"
-        rows.append((name + mark, top1, *size, facts["speed"], license))
+        rows.append((name + mark, top1, *size, facts["speed"], licenses))
         published += facts["published"]
     if as_json:
         return

@@ -8,6 +8,7 @@ on Hugging Face are cached by `huggingface_hub`.
 import base64
 import csv
 import http.client
+import math
 import os
 import re
 import socket
@@ -25,6 +26,7 @@ from urllib.parse import quote, unquote, urlsplit
 from vitruvian import catalog
 from vitruvian.cache import cache_folder, file_lock
 from vitruvian.catalog import REPOSITORY_SCHEME
+from vitruvian.cost import parameters
 from vitruvian.errors import (
     CheckpointError,
     ConfigError,
@@ -42,6 +44,7 @@ from vitruvian.text import describe_error
 from vitruvian.weights.checkpoint_files import GRAPH_ENDINGS, SETTING_FILES, WEIGHT_FILES
 from vitruvian.weights.tokenizer import TOKENIZER_FILES
 
+PERMISSIVE = ("Apache-2.0", "MIT", "BSD-3-Clause")
 HUB_TIMEOUT_SECONDS = 10.0
 PREPROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")  # the second for images and text
 DESCRIPTIONS = (*SETTING_FILES, *TOKENIZER_FILES)
@@ -206,9 +209,7 @@ class Repository:
                 options = {"revision": self.revision, "cache_dir": self.cache}
                 return Path(self.hub.snapshot_download(self.name, allow_patterns=names, **options))
         except errors.GatedRepoError as error:
-            page = f"https://huggingface.co/{self.name}"
-            hint = f"accept its terms at {page}, then run `hf auth login`"
-            raise HubError("access to this model is restricted", where=self.name, hint=hint) from error
+            raise self._restricted() from error
         except errors.RepositoryNotFoundError as error:
             near = nearest(self.name, catalog.published_names())
             hint = f"did you mean {' or '.join(near)}?" if near else "if it is private, run `hf auth login`"
@@ -217,8 +218,14 @@ class Repository:
         except errors.RevisionNotFoundError as error:
             raise HubError(f"has no revision {self.revision!r}", where=self.name) from error
         except Exception as error:  # as above
+            if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
+                raise self._restricted() from error
             raise self._unavailable(f"{type(error).__name__}: {error}") from error
         raise HubError(f"contains none of {', '.join(WEIGHTS)}", where=self.name)
+
+    def _restricted(self) -> HubError:
+        hint = f"accept its terms at https://huggingface.co/{self.name}, then run `hf auth login`"
+        return HubError("access to this model is restricted", where=self.name, hint=hint + open_alternative(self.name))
 
     def _unavailable(self, reason: str) -> HubError:
         revision = "" if self.revision == "main" else f" --revision {self.revision}"
@@ -299,11 +306,26 @@ def fetch(url: str, path: Path, *, sha256_prefix: str = "", offline: bool = Fals
     return path
 
 
-def _unavailable(url: str, path: Path, reason: str) -> HubError:
+def open_alternative(name: str) -> str:
+    """The end of a hint: weights of similar size under a permissive license, with a head if `name` has one."""
+    row = catalog.find_published(name) or catalog.find_published(f"{REPOSITORY_SCHEME}{name}")
+    if row is None:
+        return ""
+    size = math.log(parameters(catalog.VARIANTS[row.variant]))
+    distances = {
+        other: abs(math.log(parameters(catalog.VARIANTS[other.variant])) - size)
+        for other in catalog.PUBLISHED.values()
+        if other.license in PERMISSIVE and bool(other.classes) == bool(row.classes) and other.location != row.location
+    }
+    closest = min(distances, key=lambda other: distances[other])
+    return f", or use {closest.name} ({closest.license}, {closest.variant}), which is open to everyone"
+
+
+def _unavailable(url: str, path: Path, reason: str, instead: str = "") -> HubError:
     return HubError(
         f"not in the cache, and could not be downloaded ({reason})",
         where=url,
-        hint=f"put the file at {path}, or pass the path of a copy instead of the name",
+        hint=f"put the file at {path}, or pass the path of a copy instead of the name{instead}",
     )
 
 
@@ -381,7 +403,8 @@ def _transfer(url: str, path: Path, part: Path) -> tuple[int | None, str]:
             if error.code == 416:
                 part.unlink(missing_ok=True)
             elif error.code < 500 and error.code not in (408, 429):
-                raise _unavailable(url, path, reason) from None
+                instead = open_alternative(url) if error.code in (401, 403) else ""
+                raise _unavailable(url, path, reason, instead) from None
             raise InterruptedTransferError(reason) from None
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError) as error:
         cause = getattr(error, "reason", error)
