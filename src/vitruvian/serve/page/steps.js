@@ -150,7 +150,7 @@ export class StepView {
       Object.assign(look, { weights, sinks, query: this.query, levels: levelsOf(patches, scaleOf(patches, sinks)).map(Math.sqrt) });
     }
     this.scene.show(name, look);
-    const key = [name, layer, needed?.[0], Boolean(data), Boolean(panel.inside.layers), this.patch, panel.head, panel.now?.[0].probability, panel.before?.[0].probability, erased.size, state.sinks].join();
+    const key = [name, layer, needed?.[0], Boolean(data), Boolean(panel.inside.layers), Boolean(panel.inside.sinks), this.patch, panel.head, panel.now?.[0].probability, panel.before?.[0].probability, erased.size, state.sinks].join();
     if (key !== this.key) this.tell(data);
     this.key = key;
   }

@@ -177,7 +177,7 @@ export const TEXT = {
     rollout: "Cannot tell for which class; it ignores the MLPs, and is often dominated by attention sinks.",
     attention: "Cannot tell whether it matters for the prediction: later layers may ignore it.",
     similarity: "Cannot tell what the prediction depends on.",
-    erase: "Cannot tell how the model treats a natural image: gray patches are unusual, too.",
+    erase: "Cannot tell how the model treats a natural image: plain patches are unusual, too.",
   },
   opacity: "Opacity",
   leaveOut: (count) => `Leave out ${times(count, "sink", "sinks")}`,
@@ -234,7 +234,7 @@ export const TEXT = {
   storyFacts: (before, after) => (after ? `Before: ${before}. Now: ${after}.` : `The model says: ${before}.`),
   storyList: {
     photos: [
-      { title: "Erase an eye", short: "Is it still a cat?", text: "Is it still a cat? The gray patches hide one eye. See what the prediction loses, then erase more.", sample: "cat", show: "erase", erase: [0.2, 0.22, 0.45, 0.5] },
+      { title: "Erase an eye", short: "Is it still a cat?", text: "Is it still a cat? The plain patches hide one eye. See what the prediction loses, then erase more.", sample: "cat", show: "erase", erase: [0.13, 0.22, 0.45, 0.52] },
       { title: "One photo, several answers", short: "What speaks for each label?", text: "Click another prediction: the class map shows which patches speak for it.", sample: "coffee", show: "class" },
       { title: "When does it know?", short: "The prediction, block by block", text: "The chart shows what the head would say after each block. Play the steps and watch the lines part.", sample: "rocket", show: "class", step: "mlp", layer: 0 },
       { title: "Why do corners glow?", short: "Attention that means nothing", text: "In many models a few patches get most of the attention, whatever they show: attention sinks. Tick the box to leave them out of the colors.", sample: "cat", show: "attention", sinks: "in" },
