@@ -22,6 +22,8 @@ from vitruvian.weights.save import save
 
 pytest.importorskip("pyarrow")
 
+UNREADABLE = 1  # the exit code of a finished job, since one of its images cannot be read
+
 
 def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in Path(folder).iterdir() if not path.name.startswith(".")}
@@ -67,7 +69,7 @@ def test_a_job_that_is_told_to_stop_leaves_whole_parts_and_goes_on(work, tmp_pat
     assert "Traceback" not in ended.err
     assert 2 <= len(parts_of(out)) < 5
     assert all(whole[path.name] == path.read_bytes() for path in parts_of(out))
-    assert Forked(*words, out).wait().code == 0
+    assert Forked(*words, out).wait().code == UNREADABLE
     assert content(out) == whole
 
 
@@ -75,7 +77,7 @@ def test_a_job_that_is_told_to_stop_leaves_whole_parts_and_goes_on(work, tmp_pat
 def test_two_writers_of_one_folder_give_the_bytes_of_one(work, tmp_path):
     words, whole = work
     both = [Forked(*words, tmp_path / "out", first=lambda: slow(0.02)) for _ in range(2)]
-    assert [process.wait().code for process in both] == [0, 0]
+    assert UNREADABLE in {process.wait().code for process in both} <= {0, UNREADABLE}  # 0 if the other wrote the last
     assert content(tmp_path / "out") == whole
 
 
@@ -95,7 +97,7 @@ def test_a_disk_without_room_is_one_line_and_costs_no_part(work, tmp_path):
     assert found.err.splitlines()[-1].startswith("error: ")
     assert "cannot be written: File too large" in found.err.splitlines()[-1]
     assert content(out) == before
-    assert Forked(*words, out).wait().code == 0
+    assert Forked(*words, out).wait().code == UNREADABLE
     assert content(out) == whole
 
 
