@@ -11,6 +11,7 @@ license, read the model card of the weights.
 import csv
 import json
 import re
+import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -25,113 +26,44 @@ from vitruvian.config import (
     TIMM_NUMERICS,
     ModelConfig,
     ResNetConfig,
-    RopeConfig,
-    StemConfig,
     ViTConfig,
 )
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.settings import Size
 
-SIZE_ROWS = """
-    Ti      tiny        12   192   768   3
-    S       small       12   384  1536   6
-    M       medium      12   512  2048   8
-    B       base        12   768  3072  12
-    b       base_halved 12   384  1536  12
-    L       large       24  1024  4096  16
-    H       huge        32  1280  5120  16
-    g       giant       40  1408  6144  16
-    G       gigantic    48  1664  8192  16
-    So400m  so400m      27  1152  4304  16
-    g-opt   giant_opt   40  1536  6144  16
-    S+      small_plus  12   384  1536   6
-    H+      huge_plus   32  1280  5120  20
-    7B      7b          40  4096  8192  32
-"""
-"""Our letter, the word that other projects use, depth, width, mlp_dim, num_heads; at the end, sizes of single kinds.
-`b` is that of Figure 4: all hidden dimensions of B halved, those of the heads too."""
-SIZE_WORDS: dict[str, str] = {}
-SIZES: dict[str, Any] = {}
-for _letter, _word, *_values in map(str.split, SIZE_ROWS.strip().splitlines()):
-    SIZE_WORDS[_letter] = _word
-    SIZES[_letter] = dict(zip(("depth", "width", "mlp_dim", "num_heads"), map(int, _values)))
+_NUMERICS = {
+    "clip": CLIP_NUMERICS, "dino": DINO_NUMERICS, "dinov3": DINOV3_NUMERICS, "huggingface": HUGGINGFACE_NUMERICS,
+    "siglip": SIGLIP_NUMERICS, "timm": TIMM_NUMERICS,
+}  # fmt: skip
 
-HYBRIDS: dict[str, tuple[str, tuple[int, ...], int]] = {
-    # name: size of the Transformer, units in the stem's stages, patch on the stem's features
-    "R+ViT-Ti/16": ("Ti", (), 8),  # as in the release, although root and patch together have a stride of 32 pixels
-    "R26+ViT-S/32": ("S", (2, 2, 2, 2), 1),
-    "R26+ViT-B/32": ("B", (2, 2, 2, 2), 1),
-    "R50+ViT-B/16": ("B", (3, 4, 9), 1),
-    "R50+ViT-B/32": ("B", (3, 4, 6, 3), 1),
-    "R50+ViT-L/16": ("L", (3, 4, 9), 1),
-    "R50+ViT-L/32": ("L", (3, 4, 6, 3), 1),
-}
-
-BIT_UNITS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
-"""Depth of a BiT ResNet -> the units in its stages."""
-BIT_SIZES = ((50, 1), (50, 2), (50, 3), (101, 1), (101, 3), (152, 1), (152, 2), (152, 4), (200, 3))
-"""Depth and width factor of the published ones."""
-
-
-def _variants() -> dict[str, ModelConfig]:
-    table: dict[str, ModelConfig] = {}
-
-    def plain(size: str, patch_size: int) -> ViTConfig:
-        """The ViT of this size, as the paper's release configures it."""
-        return ViTConfig(**SIZES[size], patch_size=patch_size)
-
-    def add(kind: str, names: str, **settings: Any) -> None:
-        """Add models named by size and patch, such as `S/16`, with the settings that differ from the plain ViT."""
-        for name in names.split():
-            size, patch = name.removesuffix("-distilled").split("/")
-            table[f"{kind}-{name}"] = plain(size, int(patch)).replace(**settings)
-
-    for size in ("Ti", "S", "B", "L", "H"):
-        add("ViT", f"{size}/8 {size}/14 {size}/16 {size}/32")
-    add("ViT", "M/16 M/32 b/16 b/32 g/14 G/14")
-    for name, (size, stages, patch) in HYBRIDS.items():
-        table[name] = plain(size, patch).replace(stem=StemConfig(stages=stages))
-    for depth, factor in BIT_SIZES:
-        table[f"BiT-R{depth}x{factor}"] = ResNetConfig(stages=BIT_UNITS[depth], width=64 * factor)
-    table["AxialResNet-50"] = ResNetConfig(axial=True)
-    # Figure 13: each block becomes one over rows and one over columns
-    add("Axial-ViT", "B/16 B/32", attention="axial", depth=24, cls_token=False, pool="mean")
-    mixer = {"attention": "mixer", "pos_embed": "none", "cls_token": False, "pool": "mean", "num_heads": 1}
-    add("Mixer", "S/32 S/16", **mixer, mixer_dim=256, width=512, mlp_dim=2048, depth=8)
-    add("Mixer", "B/32 B/16", **mixer, mixer_dim=384)
-    add("Mixer", "L/32 L/16", **mixer, mixer_dim=512)
-    add("Mixer", "H/14", **mixer, mixer_dim=640)
-    for size in ("Ti", "S", "B"):
-        add("DeiT", f"{size}/16", numerics=TIMM_NUMERICS)
-        add("DeiT", f"{size}/16-distilled", distillation=True, numerics=TIMM_NUMERICS)
-    add("DeiT-III", "S/16 M/16 B/16 L/16 H/14", layer_scale=True, cls_pos_embed=False, numerics=TIMM_NUMERICS)
-    add("DINO", "S/8 S/16 B/8 B/16", num_classes=0, numerics=DINO_NUMERICS)
-    dinov2 = {"num_classes": 0, "layer_scale": True, "image_size": (518, 518), "numerics": DINO_NUMERICS}
-    add("DINOv2", "S/14 B/14 L/14", **dinov2)
-    add("CLIP", "B/32 B/16 L/14 H/14", num_classes=0, pre_norm=True, patch_bias=False, numerics=CLIP_NUMERICS)
-    siglip = {"num_classes": 0, "pool": "map", "cls_token": False, "numerics": SIGLIP_NUMERICS}
-    add("SigLIP", "B/16 B/32 L/16", **siglip)
-    add("SigLIP", "So400m/14", trim=True, **siglip)
-    add("SigLIP", "So400m/16 g-opt/16", **siglip)
-    add("I-JEPA", "H/14 H/16 g/16", num_classes=0, pool="mean", cls_token=False, numerics=HUGGINGFACE_NUMERICS)
-    beit = {"pos_embed": "relative_bias", "pool": "mean", "norm_after_pool": True, "layer_scale": True}
-    add("BEiT", "B/16 L/16", **beit, numerics=HUGGINGFACE_NUMERICS)
-    rope = RopeConfig(kind="normalized", temperature=100.0, half=True)
-    dinov3 = {"num_classes": 0, "layer_scale": True, "reg_tokens": 4, "pos_embed": "none", "rope": rope}
-    for size in ("S", "S+", "B", "L", "H+", "7B"):
-        mlp = "gelu" if size in ("S", "B", "L") else "swiglu"
-        add("DINOv3", f"{size}/16", **dinov3, mlp=mlp, qkv_bias=size != "7B", numerics=DINOV3_NUMERICS)
-    # EVA-02 at the size of its pre-training; the larger ones normalize inside the MLP
-    rope = RopeConfig(temperature=10_000.0, reference_grid=(16, 16))
-    eva02 = {"rope": rope, "mlp": "swiglu", "pool": "mean", "norm_after_pool": True, "numerics": TIMM_NUMERICS}
-    for size, mlp_dim in (("Ti", 512), ("S", 1024), ("B", 2048), ("L", 2730)):
-        add("EVA-02", f"{size}/14", **eva02, mlp_dim=mlp_dim, mlp_norm=size in ("B", "L"))
-    add("DINOv2", "g/14", **dinov2, depth=40, width=1536, mlp_dim=4096, num_heads=24, mlp="swiglu")
-    return table
-
-
-VARIANTS: dict[str, ModelConfig] = _variants()
+VARIANTS: dict[str, ModelConfig] = {}
 """Our name of a model -> its config, with 1000 classes and the image size it was published for."""
+EXACT: dict[str, str] = {}
+"""Name in any library -> our name."""
+
+
+def _read_models() -> None:
+    """Fill `VARIANTS` and `EXACT` from `models.toml`."""
+    content = tomllib.loads((files("vitruvian") / "models.toml").read_text(encoding="utf-8"))
+    for row in content["models"]:
+        names, settings = row.pop("names"), content["shared"].get(row.pop("include", ""), {}) | row
+        settings |= {"numerics": _NUMERICS[settings["numerics"]]} if "numerics" in settings else {}
+        for name in names.split():
+            if match := re.fullmatch(r"(.*?)-(g-opt|[^-]+)/(\d+)(-distilled)?", name):
+                kind, size, patch, distilled = match.groups()
+                word, depth, width, mlp_dim, num_heads = content["sizes"][size]
+                plain = ViTConfig(depth=depth, width=width, mlp_dim=mlp_dim, num_heads=num_heads, patch_size=int(patch))
+                VARIANTS[name] = plain.replace(**{"distillation": bool(distilled)} | settings)
+                parts = {"size": size, "patch": patch, "word": word, "distilled": "distilled_" if distilled else ""}
+            else:
+                kind, size = name.split("-R") if "-R" in name else (name, "x1")
+                VARIANTS[name] = ResNetConfig(width=64 * int(size.split("x")[1]), **settings)
+                parts = {"size": size}
+            others = content["other_names"].get(kind, ())
+            EXACT.update(dict.fromkeys((name, *(other.format(**parts) for other in others)), name))
+
+
+_read_models()
 
 
 def _fold(name: str) -> str:
@@ -139,40 +71,6 @@ def _fold(name: str) -> str:
     return re.sub(r"[^a-z0-9+]", "", name.lower())
 
 
-def _other_names(variant: str) -> list[str]:
-    """Names of a variant in timm, torchvision, Hugging Face, Google and Facebook, without image size and tag."""
-    if variant.startswith("Axial"):
-        return []
-    if variant.startswith("BiT-"):
-        short = variant.removeprefix("BiT-")
-        return [short, f"BiT-S-{short}", f"BiT-M-{short}", f"resnetv2_{short[1:]}_bit", f"resnetv2_{short[1:]}_bitm"]
-    match = re.fullmatch(r"(.*?)(Ti|S\+?|M|B|b|L|H\+?|g-opt|g|G|So400m|7B)/(\d+)(-distilled)?", variant)
-    assert match, variant
-    kind, size, patch, distilled = match.groups()
-    word = SIZE_WORDS[size]
-    if "+" in kind:
-        stem = kind.split("+")[0]
-        tail = "_p8" if stem == "R" else ""
-        return [f"{stem}_{size}_{patch}", f"{stem}+{size}/{patch}", f"vit_{word}_{stem}_s{patch}{tail}"]
-    return {
-        "ViT-": [f"{size}/{patch}", f"vit_{word}_patch{patch}"],
-        "Mixer-": [f"mixer_{size}{patch}"],
-        "DeiT-": [f"deit_{word}_{'distilled_' if distilled else ''}patch{patch}"],
-        "DeiT-III-": [f"deit3_{word}_patch{patch}"],
-        "CLIP-": [f"clip_vit_{word}_patch{patch}", f"vit_{word}_patch{patch}_clip"],
-        "SigLIP-": [f"{kind}_{word}_patch{patch}" for kind in ("siglip", "siglip2")]
-        + [f"vit_{word}_patch{patch}_siglip"],
-        "I-JEPA-": [f"ijepa_vit{size}{patch}"],
-        "EVA-02-": [f"eva02_{word}_patch{patch}"],
-        "BEiT-": [f"beit_{word}_patch{patch}"],
-        "DINOv3-": [f"dinov3_vit{size}{patch}", f"vit_{word}_patch{patch}_dinov3"],
-        "DINO-": [f"dino_vit{size}{patch}", f"vit_{word}_patch{patch}_dino"],
-        "DINOv2-": [f"dinov2_{word}", f"dinov2_vit{size}{patch}", f"vit_{word}_patch{patch}_dinov2"],
-    }[kind]
-
-
-EXACT: dict[str, str] = {name: variant for variant in VARIANTS for name in (variant, *_other_names(variant))}
-"""Name in any library -> our name."""
 ALIASES: dict[str, str] = {}
 """Folded name -> our name. `B` precedes `b` and `g` precedes `G`: the case of the second must match."""
 for _name, _variant in EXACT.items():
@@ -199,8 +97,7 @@ def canonical(name: str) -> tuple[str, Size | None]:
     if variant is None and not re.search("ViT-b(?![a-z])", text):  # of half the width, which is not B
         variant = ALIASES.get(_fold(text))
     if variant is None:
-        others = [other for known in VARIANTS for other in _other_names(known)]
-        raise UnknownNameError("model", name, [*VARIANTS, *others], see="(see `vit models`)")
+        raise UnknownNameError("model", name, {**VARIANTS, **EXACT}, see="(see `vit models`)")
     return variant, size
 
 

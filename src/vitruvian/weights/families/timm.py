@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from vitruvian.catalog import BIT_UNITS, title_of
+from vitruvian.catalog import title_of
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, TIMM_NUMERICS, ModelMeta, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError, argument
 from vitruvian.settings import Size
@@ -14,15 +14,16 @@ from vitruvian.weights.families.family import Facts, Family, mixer_obstacles, vi
 from vitruvian.weights.families.tables import TABLES, Tensors, rename
 from vitruvian.weights.families.timm_config import (
     HARMLESS,
+    NAMES,
     NUMERICS,
     SHAPE_ARGUMENTS,
     TimmConfig,
     crop_preprocess,
     write_config,
 )
-from vitruvian.weights.families.timm_layout import STEM_NAMES, count_branches, join_parts
+from vitruvian.weights.families.timm_layout import count_branches, join_parts
 
-STEM_RULES = [(f"^{re.escape(theirs)}", ours) for names in STEM_NAMES.values() for theirs, ours in names.items()]
+STEM_RULES = [(f"^{re.escape(theirs)}", ours) for names in NAMES["stems"].values() for theirs, ours in names.items()]
 ANCHORS = ("patch_embed.proj.weight", "patch_embed.backbone.2.conv.weight", "embeds.proj.weight")
 """The patch embedding of most models, behind MobileCLIP's stem, and of NaFlexVit."""
 
@@ -270,8 +271,7 @@ BIT_NAMES = [f"resnetv2_{size}_bit" for size in ("50x1", "50x3", "101x1", "101x3
 
 
 def bit_name(config: ResNetConfig) -> str:
-    depth = next((depth for depth, units in BIT_UNITS.items() if units == config.stages), None)
-    return f"resnetv2_{depth}x{config.width / 64:g}_bit"
+    return f"resnetv2_{title_of(config).removeprefix('BiT-R')}_bit"
 
 
 class TimmMixer(Timm):

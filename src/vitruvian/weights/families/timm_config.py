@@ -6,6 +6,7 @@
 import json
 import math
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -37,19 +38,12 @@ SETTINGS = (
 """Settings of ViTConfig that the arrays of a timm model do not determine, besides its heads."""
 NUMERICS = ("gelu", "norm_eps", "position_resize", "square_positions")
 
-BOOLEANS = {False: False, True: True}
+NAMES = tomllib.loads(Path(__file__).with_name("timm.toml").read_text(encoding="utf-8"))
+SHAPE_ARGUMENTS, HEADS, ROTARY = NAMES["shape"], NAMES["heads"], NAMES["rotary"]
 CHOICES: dict[str, tuple[str, Mapping[Any, Any]]] = {
     "global_pool": ("pool", TIMM_POOLS),
-    "act_layer": ("gelu", {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}),
-    "attn_layer": ("attention", {"": "softmax", "attn": "softmax", "diff": "differential"}),
-    "pos_embed": (
-        "pos_embed",
-        {"learn": "learned", "learned": "learned", "factorized": "factorized", "none": "none", "": "none"},
-    ),
-    "pos_embed_ar_preserving": ("square_positions", BOOLEANS),
-    "pool_include_prefix": ("pool_prefix", BOOLEANS),
-    "final_norm": ("final_norm", BOOLEANS),
-    "use_post_transformer_norm": ("final_norm", BOOLEANS),
+    **{name: (choice["setting"], choice["values"]) for name, choice in NAMES["choices"].items()},
+    **{name: (setting, {False: False, True: True}) for name, setting in NAMES["switches"].items()},
 }
 """Arguments with a fixed set of values: our setting, and its value for each of theirs."""
 
@@ -63,43 +57,6 @@ RESIZE_METHODS: dict[tuple[Any, ...], PositionResize] = {
     ("bilinear", False, True): "zoom",
 }
 """How positions of NaFlexVit follow another grid, by the values of the arguments in `RESIZING`."""
-
-SHAPE_ARGUMENTS = {
-    "depth": "depth",
-    "embed_dim": "width",
-    "patch_size": "patch_size",
-    "num_classes": "num_classes",
-    "in_chans": "in_channels",
-    "mlp_ratio": "mlp_dim",
-    "class_token": "cls_token",
-    "no_embed_class": "cls_pos_embed",
-    "reg_tokens": "reg_tokens",
-    "num_reg_tokens": "reg_tokens",
-    "qkv_bias": "qkv_bias",
-    "qk_norm": "qk_norm",
-    "scale_attn_norm": "attn_norm",
-    "scale_attn_inner": "attn_norm",
-    "scale_mlp_norm": "mlp_norm",
-    "scale_mlp": "mlp_norm",
-    "proj_bias": "dense_bias",
-    "init_values": "layer_scale",
-    "pre_norm": "pre_norm",
-    "use_pre_transformer_norm": "pre_norm",
-    "fc_norm": "norm_after_pool",
-    "use_fc_norm": "norm_after_pool",
-}
-"""Arguments that the arrays determine too, and our settings; the two must agree."""
-
-HEADS = {"num_heads": "num_heads", "attn_pool_num_heads": "pool_num_heads"}
-ROTARY = {
-    "rope_temperature": "temperature",
-    "rope_grid_offset": "offset",
-    "rope_rotate_half": "half",
-    "ref_feat_shape": "reference_grid",
-}
-"""Arguments for rotary positions, and our settings in RopeConfig."""
-IGNORED_ROTARY = {"axial": (), "mixed": ("temperature", "offset", "reference_grid"), "normalized": ("reference_grid",)}
-"""Settings that timm's code ignores for a kind of rotary positions; the angles of `mixed` are arrays."""
 
 HARMLESS = re.compile(
     r"img_size|qkv_fused|(\w+_)?drop_rate|drop_path_rate|dynamic_img_\w+|weight_init|fix_init|head_init_scale"
@@ -279,7 +236,7 @@ def combine_settings(architecture: Architecture, config: TimmConfig) -> dict[str
                 f"config.json: model_args rope_grid_offset={changed['offset']!r} is not supported for rotary positions "
                 "normalized to the image (DINOv3)"
             )
-        used = {name: value for name, value in changed.items() if name not in IGNORED_ROTARY[rope.kind]}
+        used = {name: value for name, value in changed.items() if name not in NAMES["ignored_rotary"][rope.kind]}
         settings["rope"] = RopeConfig.from_json(rope.to_json() | used)
     if settings["pool"] != known["pool"]:  # the norm follows the mean, unless the architecture fixes its place
         fixed = architecture.fc_norm

@@ -10,7 +10,7 @@ from vitruvian.config import ViTConfig
 from vitruvian.errors import CheckpointError
 from vitruvian.model.encoder import initial_lambda
 from vitruvian.weights.families.tables import Tensors, rename
-from vitruvian.weights.families.timm_config import Architecture
+from vitruvian.weights.families.timm_config import NAMES, Architecture
 
 # D width, H heads of K channels, P patch side
 KINDS = ("weight", "bias")
@@ -80,7 +80,7 @@ def split_parts(tensors: Tensors, config: ViTConfig, architecture: Architecture)
         state = rename(state, [(r"^(blocks\.\d+)\.ls([12])\.gamma$", r"\1.gamma_\2")])
     if "naflex" in pieces:
         state = split_naflex_embedding(state, config)
-    names = STEM_NAMES.get(config.stem.style if config.stem else "", {})
+    names = NAMES["stems"].get(config.stem.style if config.stem else "", {})
     state = rename(state, [(f"^{re.escape(ours)}", theirs) for theirs, ours in names.items()])
     variances = [name for name in state if name.endswith(".running_var")]  # BatchNorm also has a step counter
     return state | {name.replace("running_var", "num_batches_tracked"): torch.tensor(0) for name in variances}
@@ -192,18 +192,6 @@ def split_branches(state: Tensors, block: str, count: int) -> None:
             state[f"{branch}.ls.gamma"] = torch.ones_like(bias)
 
 
-PARALLEL_NAMES = {
-    "mlp_bias": "mlp.fc1.bias",
-    **{f"in_norm.{kind}": f"norm1.{kind}" for kind in KINDS},
-    **{f"{part}_norm.{kind}": f"attn.{part}_norm.{kind}" for part in "qk" for kind in KINDS},
-    "ls.gamma": "ls1.gamma",
-    "sub_norm.weight": "attn.sub_norm.weight",
-    **{f"attn_out_proj.{kind}": f"attn.proj.{kind}" for kind in KINDS},
-    **{f"mlp_out_proj.{kind}": f"mlp.fc2.{kind}" for kind in KINDS},
-}
-"""Names in ViT-22B's parallel block, and the table's."""
-
-
 def split_parallel_block(state: Tensors, block: str) -> None:
     """ViT-22B's block: one projection into MLP, query, key and value, and in some models one out of both."""
     out = state.pop(f"{block}.out_proj.weight", None)
@@ -217,7 +205,7 @@ def split_parallel_block(state: Tensors, block: str) -> None:
         if f"{block}.in_proj.{kind}" in state:
             joined = state.pop(f"{block}.in_proj.{kind}")
             state[f"{block}.mlp.fc1.{kind}"], state[f"{block}.attn.qkv.{kind}"] = joined[:width], joined[width:]
-    for theirs, table_name in PARALLEL_NAMES.items():
+    for theirs, table_name in NAMES["parallel_block"].items():
         if f"{block}.{theirs}" in state:
             state[f"{block}.{table_name}"] = state.pop(f"{block}.{theirs}")
     for name in [name for name in state if name.startswith(f"{block}.lambda_")]:
@@ -230,7 +218,7 @@ def join_parallel_block(state: Tensors, block: str, *, joined_out: bool) -> None
         if f"{block}.attn.qkv.{kind}" in state:
             parts = [state.pop(f"{block}.{layer}.{kind}") for layer in ("mlp.fc1", "attn.qkv")]
             state[f"{block}.in_proj.{kind}"] = torch.cat(parts)
-    for theirs, table_name in PARALLEL_NAMES.items():
+    for theirs, table_name in NAMES["parallel_block"].items():
         if f"{block}.{table_name}" in state:
             state[f"{block}.{theirs}"] = state.pop(f"{block}.{table_name}")
     for name in [name for name in state if name.startswith(f"{block}.attn.lambda_")]:
@@ -305,20 +293,3 @@ def as_kernel(matrix: Tensor, channels: int = 3) -> Tensor:
 def as_matrix(kernel: Tensor) -> Tensor:
     """Convert a convolution's (D, C, P, P) to a patch embedding (D, P*P*C); reverses `as_kernel`."""
     return kernel.permute(0, 2, 3, 1).flatten(1)
-
-
-BACKBONE, ROOT = "patch_embed.backbone.", "patch_embed.root."
-STEM_NAMES = {
-    "resnet_d": {
-        **{f"{BACKBONE}layer{n + 1}.": f"{BACKBONE}stages.{n}.units." for n in range(8)},
-        **{f"{BACKBONE}conv1.{3 * n}.": f"{ROOT}{n}.conv." for n in range(3)},
-        **{f"{BACKBONE}conv1.{3 * n + 1}.": f"{ROOT}{n}.norm." for n in range(2)},
-        f"{BACKBONE}bn1.": f"{ROOT}2.norm.",
-    },
-    "mobile_clip": {
-        **{f"{BACKBONE}{n}.conv.": f"{ROOT}{n}.conv." for n in range(2)},
-        **{f"{BACKBONE}{n}.bn.": f"{ROOT}{n}.norm." for n in range(2)},
-        f"{BACKBONE}2.conv.": "patch_embed.proj.",
-    },
-}
-"""Prefixes of stems with BatchNorm by style: in timm's files -> in the table."""
