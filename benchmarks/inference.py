@@ -24,14 +24,14 @@ from PIL import Image
 
 import vitruvian as vt
 from peers import Forward, declare_torchvision_operators, peers_of
-from vitruvian.config import TIMM_NUMERICS
+from vitruvian.config import NUMERICS
 
 SAME_NUMBERS = ("vitruvian", "vitruvian (module)", "timm", "torchvision", "transformers")
 
 
 def random_model(size: str) -> vt.ViT:
     """A ViT-*/16 with timm's numerics, whose head is not zero, so that logits can be compared."""
-    model = vt.create_model(f"ViT-{size}/16", numerics=TIMM_NUMERICS)
+    model = vt.create_model(f"ViT-{size}/16", numerics=NUMERICS["timm"])
     assert isinstance(model, vt.ViT)
     assert model.head is not None
     torch.nn.init.normal_(model.head.weight, std=0.05, generator=torch.Generator().manual_seed(1))

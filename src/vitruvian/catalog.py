@@ -17,24 +17,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from vitruvian.config import (
-    CLIP_NUMERICS,
-    DINO_NUMERICS,
-    DINOV3_NUMERICS,
-    HUGGINGFACE_NUMERICS,
-    SIGLIP_NUMERICS,
-    TIMM_NUMERICS,
-    ModelConfig,
-    ResNetConfig,
-    ViTConfig,
-)
+from vitruvian.config import NUMERICS, ModelConfig, ResNetConfig, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.settings import Size
-
-_NUMERICS = {
-    "clip": CLIP_NUMERICS, "dino": DINO_NUMERICS, "dinov3": DINOV3_NUMERICS, "huggingface": HUGGINGFACE_NUMERICS,
-    "siglip": SIGLIP_NUMERICS, "timm": TIMM_NUMERICS,
-}  # fmt: skip
 
 VARIANTS: dict[str, ModelConfig] = {}
 """Our name of a model -> its config, with 1000 classes and the image size it was published for."""
@@ -47,7 +32,7 @@ def _read_models() -> None:
     content = tomllib.loads((files("vitruvian") / "models.toml").read_text(encoding="utf-8"))
     for row in content["models"]:
         names, settings = row.pop("names"), content["shared"].get(row.pop("include", ""), {}) | row
-        settings |= {"numerics": _NUMERICS[settings["numerics"]]} if "numerics" in settings else {}
+        settings |= {"numerics": NUMERICS[settings["numerics"]]} if "numerics" in settings else {}
         for name in names.split():
             if match := re.fullmatch(r"(.*?)-(g-opt|[^-]+)/(\d+)(-distilled)?", name):
                 kind, size, patch, distilled = match.groups()

@@ -69,14 +69,17 @@ ENGINES: dict[str, dict[str, str]] = {
 }
 """Engines and their variants, spelled `torch:bf16` or `onnxruntime:cuda`; a runtime's own names of its devices."""
 ENGINE_NAMES = [f"{engine}:{name}" if name else engine for engine, names in ENGINES.items() for name in ("", *names)]
-GOOGLE_NUMERICS = Numerics(gelu="tanh", norm_eps=1e-6, position_resize="zoom")
-TIMM_NUMERICS = Numerics(gelu="erf", norm_eps=1e-6, position_resize="bicubic_antialias")
-TORCHVISION_NUMERICS = Numerics(gelu="erf", norm_eps=1e-6, position_resize="bicubic_aligned")
-HUGGINGFACE_NUMERICS = Numerics(gelu="erf", norm_eps=1e-12, position_resize="bicubic")
-CLIP_NUMERICS = Numerics(gelu="quick", norm_eps=1e-5, position_resize="bicubic")
-SIGLIP_NUMERICS = Numerics(gelu="tanh", norm_eps=1e-6, position_resize="bicubic")
-DINOV3_NUMERICS = Numerics(gelu="erf", norm_eps=1e-5, position_resize="bicubic")
-DINO_NUMERICS = Numerics(gelu="erf", norm_eps=1e-6, position_resize="dino")
+NUMERICS = {
+    "google": Numerics(gelu="tanh", norm_eps=1e-6, position_resize="zoom"),
+    "timm": Numerics(gelu="erf", norm_eps=1e-6, position_resize="bicubic_antialias"),
+    "torchvision": Numerics(gelu="erf", norm_eps=1e-6, position_resize="bicubic_aligned"),
+    "huggingface": Numerics(gelu="erf", norm_eps=1e-12, position_resize="bicubic"),
+    "clip": Numerics(gelu="quick", norm_eps=1e-5, position_resize="bicubic"),
+    "siglip": Numerics(gelu="tanh", norm_eps=1e-6, position_resize="bicubic"),
+    "dinov3": Numerics(gelu="erf", norm_eps=1e-5, position_resize="bicubic"),
+    "dino": Numerics(gelu="erf", norm_eps=1e-6, position_resize="dino"),
+}
+"""Numerics by family of weights."""
 
 AXIAL_HEADS = 8
 """Attention heads of an AxialResNet."""
@@ -272,7 +275,7 @@ class ViTConfig(Settings):
     """Token merging (ToMe): number of tokens merged in every layer, or one number per layer."""
     tome_thresholds: tuple[Annotated[float, Range(-1.0, 1.0)], ...] = ()
     """Adaptive merging, in place of `tome_r`: per layer, the cosine similarity of keys above which tokens merge."""
-    numerics: Numerics = GOOGLE_NUMERICS
+    numerics: Numerics = NUMERICS["google"]
 
     def check(self) -> None:
         if self.projection_bias and not self.projection:

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from vitruvian.errors import ConfigError, DataError
-from vitruvian.evaluation.probe_classifiers import (
-    fewshot_predictions,
-    fit_fewshot,
-    possible_shots,
-    shuffle_classes,
-)
+from vitruvian.evaluation.probe_classifiers import fewshot_predictions, fit_fewshot, possible_shots, shuffle_classes
 
 
 def case(images, width, classes=5, seed=0):

@@ -13,14 +13,7 @@ from vitruvian.evaluation.probe_classifiers import STRENGTHS, fit_linear
 from vitruvian.model.build import build
 from vitruvian.training import Listener, read_recipe, train
 from vitruvian.training.distributed import Processes
-from vitruvian.training.initial_model import (
-    SCALES,
-    fit_head,
-    fit_least_squares,
-    fit_logistic,
-    is_fresh,
-    subsample,
-)
+from vitruvian.training.initial_model import SCALES, fit_head, fit_least_squares, fit_logistic, is_fresh, subsample
 from vitruvian.training.recipe import change_recipe
 
 

@@ -31,7 +31,9 @@ def published(monkeypatch, tmp_path):
     def file_of(name):
         size = PUBLISHED[name].image_size // 32 * 32
         path = tmp_path / f"{name}.pth"
-        vt.save(vt.build(config.replace(image_size=size, numerics=builders.TORCHVISION_NUMERICS)), path, "torchvision")
+        vt.save(
+            vt.build(config.replace(image_size=size, numerics=builders.NUMERICS["torchvision"])), path, "torchvision"
+        )
         return path
 
     monkeypatch.setattr(builders, "resolve_source", file_of)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import vitruvian as vt
-from vitruvian.config import TIMM_NUMERICS, TORCHVISION_NUMERICS
+from vitruvian.config import NUMERICS
 from vitruvian.errors import ConfigError
 from vitruvian.weights import create
 
@@ -41,9 +41,9 @@ def test_arguments_heads_intermediates_and_feature_maps_are_those_of_timm():
 
 
 def test_a_name_of_another_library_has_its_numerics():
-    assert vt.create_model("vit_tiny_patch16_224", **SMALL).config.numerics == TIMM_NUMERICS
-    assert create.architecture("vit_b_16").numerics == TORCHVISION_NUMERICS
-    assert create.architecture("vit_base_patch16_224.augreg_in21k").numerics == TIMM_NUMERICS
+    assert vt.create_model("vit_tiny_patch16_224", **SMALL).config.numerics == NUMERICS["timm"]
+    assert create.architecture("vit_b_16").numerics == NUMERICS["torchvision"]
+    assert create.architecture("vit_base_patch16_224.augreg_in21k").numerics == NUMERICS["timm"]
     assert create.architecture("ViT-B/16") == vt.ViTConfig()
 
 

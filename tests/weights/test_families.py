@@ -11,7 +11,7 @@ import torch
 from checkpoints import PEERS, TOLERANCE, arrays_of, expected, largest_difference, path_of
 from safetensors.torch import load_file, save_file
 
-from vitruvian.config import IMAGENET_MEAN, TIMM_NUMERICS, ResNetConfig, ViTConfig
+from vitruvian.config import IMAGENET_MEAN, NUMERICS, ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError
 from vitruvian.model.build import build
 from vitruvian.weights.load import load
@@ -283,7 +283,7 @@ class TestDino:
 class TestOpenClip:
     def test_a_tower_of_timm_answers_as_timms_own_folder(self, tmp_path):
         config = ViTConfig(image_size=32, patch_size=8, depth=1, width=32, mlp_dim=64, num_heads=2, num_classes=0)
-        save(build(config.replace(numerics=TIMM_NUMERICS), seed=1), tmp_path / "w.safetensors", "timm")
+        save(build(config.replace(numerics=NUMERICS["timm"]), seed=1), tmp_path / "w.safetensors", "timm")
         tensors = load_file(tmp_path / "w.safetensors")
         alone, beside = tmp_path / "timm", tmp_path / "open_clip"
         for folder in (alone, beside):

@@ -9,7 +9,7 @@ import torch
 from checkpoints import TOLERANCE
 from safetensors.torch import save as save_tensors
 
-from vitruvian.config import HUGGINGFACE_NUMERICS, ViTConfig
+from vitruvian.config import NUMERICS, ViTConfig
 from vitruvian.errors import CheckpointError, ConversionError
 from vitruvian.model.build import build
 from vitruvian.weights.families.tables import REFUSED
@@ -184,7 +184,7 @@ def test_dinov3_without_its_settings_asks_for_them(tmp_path):
 
 MEAN = ViTConfig(
     image_size=32, patch_size=8, depth=2, width=32, mlp_dim=64, num_heads=4, num_classes=3, pool="mean",
-    numerics=HUGGINGFACE_NUMERICS,
+    numerics=NUMERICS["huggingface"],
 )  # fmt: skip
 
 

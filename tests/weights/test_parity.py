@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from checkpoints import (
-    DESTINATIONS,
-    FIXTURE_NAMES,
-    PEER_NAMES,
-    TOLERANCE,
-    expected,
-    largest_difference,
-    path_of,
-)
+from checkpoints import DESTINATIONS, FIXTURE_NAMES, PEER_NAMES, TOLERANCE, expected, largest_difference, path_of
 
 from vitruvian.errors import ConversionError
 from vitruvian.weights.convert import convert

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from vitruvian.config import CLIP_NUMERICS, Numerics, NumHeads, ViTConfig, Width
+from vitruvian.config import NUMERICS, Numerics, NumHeads, ViTConfig, Width
 from vitruvian.errors import ConfigError, argument
 from vitruvian.model.encoder import Block
 from vitruvian.settings import Range, Settings
@@ -35,7 +35,7 @@ class TextConfig(Settings):
     layer_scale: bool = False
     post_norm: bool = False
     """BERT (LiT): norms follow the embedding and the residual sums, and token 0 is padding."""
-    numerics: Numerics = CLIP_NUMERICS
+    numerics: Numerics = NUMERICS["clip"]
 
     def check(self) -> None:
         if self.width % self.num_heads:

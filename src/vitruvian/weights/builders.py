@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitruvian.catalog import PUBLISHED, imagenet_labels, resolve
-from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, TORCHVISION_NUMERICS, Interpolation, Preprocess, ViTConfig
+from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, NUMERICS, Interpolation, Preprocess, ViTConfig
 from vitruvian.cost import multiply_adds, parameters
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.errors import ConfigError
@@ -381,7 +381,7 @@ def _legacy(default: WeightsEnum | None) -> Callable[[Callable[P, VisionTransfor
 
 def _build(name: str, weights: WeightsEnum | None, progress: bool, overrides: dict[str, Any]) -> VisionTransformer:
     """The model of a builder, in training mode, randomly initialized from torch's generator or with weights."""
-    config = resolve(name).replace(numerics=TORCHVISION_NUMERICS)
+    config = resolve(name).replace(numerics=NUMERICS["torchvision"])
     assert isinstance(config, ViTConfig)
     overrides = dict(overrides)
     norm, stem = overrides.pop("norm_layer", None), overrides.pop("conv_stem_configs", None)

@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 from torch import Tensor, nn
 
 from vitruvian.catalog import PUBLISHED, VARIANTS, find_published, published_names, resolve
-from vitruvian.config import TIMM_POOLS, TORCHVISION_NUMERICS, ModelConfig, Preprocess, ViTConfig
+from vitruvian.config import NUMERICS, TIMM_POOLS, ModelConfig, Preprocess, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError, short_repr
 from vitruvian.model.build import Model, build, empty
 from vitruvian.model.lora import plain_state
@@ -113,7 +113,7 @@ def architecture(name: str) -> ModelConfig:
         return known.config
     config = resolve(name)
     is_torchvision = re.fullmatch(r"vit_[blh]_\d\d", name)
-    return config.replace(numerics=TORCHVISION_NUMERICS) if is_torchvision else config
+    return config.replace(numerics=NUMERICS["torchvision"]) if is_torchvision else config
 
 
 def translate(config: ModelConfig, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:

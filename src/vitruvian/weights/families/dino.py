@@ -6,15 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vitruvian.config import (
-    DINO_NUMERICS,
-    DINOV3_NUMERICS,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    Preprocess,
-    RopeConfig,
-    ViTConfig,
-)
+from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, NUMERICS, Preprocess, RopeConfig, ViTConfig
 from vitruvian.errors import CheckpointError
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, Family, imagenet_preprocess
@@ -26,7 +18,7 @@ class Dino(Family[ViTConfig]):
     """Backbones without a head; from a full training checkpoint, the teacher."""
 
     name = "dino"
-    numerics = DINO_NUMERICS
+    numerics = NUMERICS["dino"]
     table = TABLES["dino"]
 
     def claims(self, checkpoint: Checkpoint) -> bool:
@@ -57,8 +49,8 @@ class DinoV2(Dino):
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         """Positions are resampled to a size with antialiasing if the model has registers, else by a scale factor."""
         facts = super().facts(checkpoint, tensors)
-        resize = "bicubic_antialias" if "reg_token" in tensors else DINO_NUMERICS.position_resize
-        return replace(facts, numerics=DINO_NUMERICS.replace(position_resize=resize))
+        resize = "bicubic_antialias" if "reg_token" in tensors else NUMERICS["dino"].position_resize
+        return replace(facts, numerics=NUMERICS["dino"].replace(position_resize=resize))
 
     def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
         """Positions are trained at 518 pixels, but models are evaluated at 224."""
@@ -77,7 +69,7 @@ class DinoV3(Dino):
     """
 
     name = "dinov3"
-    numerics = DINOV3_NUMERICS
+    numerics = NUMERICS["dinov3"]
     table = TABLES["dinov3"]
 
     def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:

@@ -2,7 +2,7 @@
 
 import re
 
-from vitruvian.config import GOOGLE_NUMERICS, Preprocess, ResNetConfig, ViTConfig
+from vitruvian.config import NUMERICS, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, Family, mixer_obstacles, scaled_size, vit_obstacles
 from vitruvian.weights.families.tables import TABLES, Tensors, rename
@@ -19,7 +19,7 @@ class Google(Family[ViTConfig]):
     """The paper's release: tanh GELU, eps 1e-6, positions resampled with aligned corners."""
 
     name = "google"
-    numerics = GOOGLE_NUMERICS
+    numerics = NUMERICS["google"]
     suffixes = (".npz",)
     table = TABLES["google"]
 
@@ -90,7 +90,7 @@ class BigVision(Family[ViTConfig]):
     """big_vision: the numerics of the paper's release; a position for the class token is added to the token."""
 
     name = "big_vision"
-    numerics = GOOGLE_NUMERICS
+    numerics = NUMERICS["google"]
     table = TABLES["big_vision"]
 
     def to_table_names(self, tensors: Tensors) -> Tensors:
@@ -135,7 +135,7 @@ class Bit(Family[ResNetConfig]):
     """BiT's release: pre-activation ResNets; images are squashed, as in BiT's fine-tuning."""
 
     name = "bit"
-    numerics = GOOGLE_NUMERICS
+    numerics = NUMERICS["google"]
     suffixes = (".npz",)
     table = TABLES["bit"]
 

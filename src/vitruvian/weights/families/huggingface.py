@@ -2,16 +2,7 @@
 
 from typing import Any, ClassVar
 
-from vitruvian.config import (
-    HUGGINGFACE_NUMERICS,
-    Gelu,
-    Interpolation,
-    ModelMeta,
-    Numerics,
-    PositionResize,
-    Preprocess,
-    ViTConfig,
-)
+from vitruvian.config import NUMERICS, Gelu, Interpolation, ModelMeta, Numerics, PositionResize, Preprocess, ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.model.text_tower import TextConfig
 from vitruvian.settings import Size
@@ -49,7 +40,7 @@ class HuggingFace(Family[ViTConfig]):
     """Base of all model types; eps and GELU come from `config.json`."""
 
     name = "huggingface"
-    numerics = HUGGINGFACE_NUMERICS
+    numerics = NUMERICS["huggingface"]
     model_types: ClassVar[dict[str, str]]  # model types, and how their classes begin in transformers
     norm_eps: ClassVar[float]  # default of the model type's configuration
     default_heads = 12

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, get_args
 
 import torch
 
-from vitruvian.config import GOOGLE_NUMERICS, ModelConfig, ViTConfig
+from vitruvian.config import NUMERICS, ModelConfig, ViTConfig
 from vitruvian.errors import CheckpointError, ConversionError
 from vitruvian.model.text_tower import TextConfig, TextPool, TextTower
 from vitruvian.text import brief
@@ -128,7 +128,7 @@ class BigVisionText(TextFamily):
         return unstack({name.replace("Encoder_0/", "Transformer/"): tensor for name, tensor in inner.items()})
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> tuple[dict[str, Any], dict[str, Any]]:
-        settings = {"num_heads": heads_in(tensors), "causal": False, "pool": "last", "numerics": GOOGLE_NUMERICS}
+        settings = {"num_heads": heads_in(tensors), "causal": False, "pool": "last", "numerics": NUMERICS["google"]}
         return settings, {"clean": "siglip"}
 
 
@@ -161,7 +161,7 @@ class LitText(TextFamily):
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> tuple[dict[str, Any], dict[str, Any]]:
         query = tensors.get(f"{BERT_LAYER}/attention_block/attention_layer/query/kernel", torch.empty(1, 1))
         heads = query.shape[1] if query.dim() == 3 else max(1, query.shape[-1] // LIT_HEAD_WIDTH)
-        numerics = GOOGLE_NUMERICS.replace(norm_eps=1e-12)
+        numerics = NUMERICS["google"].replace(norm_eps=1e-12)
         return {"num_heads": heads, "causal": False, "pool": "first", "post_norm": True, "numerics": numerics}, {}
 
 

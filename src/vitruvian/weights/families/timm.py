@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 
 from vitruvian.catalog import title_of
-from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, TIMM_NUMERICS, ModelMeta, Preprocess, ResNetConfig, ViTConfig
+from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, NUMERICS, ModelMeta, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError, argument
 from vitruvian.settings import Size
 from vitruvian.weights.checkpoint_files import Checkpoint
@@ -15,7 +15,7 @@ from vitruvian.weights.families.tables import TABLES, Tensors, rename
 from vitruvian.weights.families.timm_config import (
     HARMLESS,
     NAMES,
-    NUMERICS,
+    NUMERIC_SETTINGS,
     SHAPE_ARGUMENTS,
     TimmConfig,
     crop_preprocess,
@@ -44,7 +44,7 @@ class Timm(Family[ViTConfig]):
     """Vision Transformers with erf GELU, eps 1e-6, and positions resampled bicubically with antialiasing."""
 
     name = "timm"
-    numerics = TIMM_NUMERICS
+    numerics = NUMERICS["timm"]
     suffixes: ClassVar[tuple[str, ...]] = (".safetensors", ".pth", ".pt", ".bin")
     table = TABLES["timm"]
 
@@ -83,7 +83,7 @@ class Timm(Family[ViTConfig]):
         settings = dict(config.settings or {})
         stated = self.stated_settings(config, tensors, checkpoint) if settings else {}
         flexible_size = naflex_image_size(tensors, checkpoint, square=bool(settings.get("square_positions")))
-        numerics = {name: settings.pop(name) for name in NUMERICS if name in settings}
+        numerics = {name: settings.pop(name) for name in NUMERIC_SETTINGS if name in settings}
         settings.pop("norm_after_pool", None)  # the names of the arrays determine it
         num_heads = settings.pop("num_heads", None)
         return Facts(
@@ -235,7 +235,7 @@ class TimmBit(Family[ResNetConfig]):
     """timm's `resnetv2_*_bit`, which standardizes kernels with another epsilon than Google's release."""
 
     name = "timm"
-    numerics = TIMM_NUMERICS
+    numerics = NUMERICS["timm"]
     suffixes = Timm.suffixes
     table = TABLES["timm_bit"]
 

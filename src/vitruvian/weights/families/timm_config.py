@@ -36,7 +36,7 @@ SETTINGS = (
     "rope",
 )  # fmt: skip
 """Settings of ViTConfig that the arrays of a timm model do not determine, besides its heads."""
-NUMERICS = ("gelu", "norm_eps", "position_resize", "square_positions")
+NUMERIC_SETTINGS = ("gelu", "norm_eps", "position_resize", "square_positions")
 
 NAMES = tomllib.loads(Path(__file__).with_name("timm.toml").read_text(encoding="utf-8"))
 SHAPE_ARGUMENTS, HEADS, ROTARY = NAMES["shape"], NAMES["heads"], NAMES["rotary"]
@@ -88,7 +88,7 @@ class Architecture:
 
     def settings(self) -> dict[str, Any]:
         """The settings that arrays do not determine, including numerics; heads are those of one branch."""
-        numerics = {name: getattr(self.config.numerics, name) for name in NUMERICS}
+        numerics = {name: getattr(self.config.numerics, name) for name in NUMERIC_SETTINGS}
         settings = {name: getattr(self.config, name) for name in SETTINGS}
         return {"num_heads": self.config.num_heads // self.branches} | settings | numerics
 

@@ -1,6 +1,6 @@
 """torchvision's Vision Transformers (`.pth`)."""
 
-from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, TORCHVISION_NUMERICS, Preprocess, ViTConfig
+from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, NUMERICS, Preprocess, ViTConfig
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Family, scaled_size, vit_obstacles
 from vitruvian.weights.families.tables import TABLES
@@ -11,7 +11,7 @@ class Torchvision(Family[ViTConfig]):
 
     name = "torchvision"
     suffixes = (".pth", ".pt", ".safetensors")
-    numerics = TORCHVISION_NUMERICS
+    numerics = NUMERICS["torchvision"]
     table = TABLES["torchvision"]
 
     def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
