@@ -30,7 +30,7 @@ from peers import make_torchvision_importable
 from vitruvian.config import ViTConfig
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.timm import Timm
-from vitruvian.weights.families.timm_config import NUMERICS, RESIZE_METHODS, find_architecture, rows
+from vitruvian.weights.families.timm_config import NUMERIC_SETTINGS, RESIZE_METHODS, find_architecture, rows
 from vitruvian.weights.parse import LoadHints, describe
 
 MODULES = ("vision_transformer", "deit", "vision_transformer_hybrid", "eva", "beit", "naflexvit")
@@ -292,7 +292,7 @@ def write_table() -> None:
 
 def provisional_row(name: str, model: nn.Module, untold: dict[str, Any]) -> dict[str, Any]:
     """A row with the settings that arrays do not determine, in an otherwise arbitrary valid configuration."""
-    numerics = {key: untold.pop(key) for key in NUMERICS if key in untold}
+    numerics = {key: untold.pop(key) for key in NUMERIC_SETTINGS if key in untold}
     untold.pop("silu", None)
     pieces = pieces_of(model)
     heads = untold.pop("num_heads") * (2 if "branches" in pieces else 1)

@@ -13,7 +13,7 @@ import vitruvian
 PACKAGE = Path(vitruvian.__file__).parent
 ROWS = [
     ["text", "errors", "settings", "targets", "config", "catalog", "cost", "tasks"],
-    ["files", "cache", "table_file", "progress", "machine", "report"],
+    ["files", "cache", "progress", "machine", "report"],
     ["model"],
     ["data"],
     ["weights"],

@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from vitruvian.cli.app import app
-from vitruvian.study.kinds import study_kinds
+from vitruvian.study.ablation import study_kinds
 
 OPTIONS = {
     "table2": "--models --tasks --out --quick --recipe --seeds --set --data-root --json",

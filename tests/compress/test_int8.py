@@ -5,8 +5,7 @@ import torch
 from compress_models import PIXELS, model_with_an_outlier, tiny_model
 
 from vitruvian.compress import int8
-from vitruvian.compress.int8 import gptq, round_weights
-from vitruvian.compress.smooth import channel_maxima, dense_layers, hook_inputs, smooth
+from vitruvian.compress.int8 import channel_maxima, dense_layers, gptq, hook_inputs, round_weights, smooth
 from vitruvian.errors import ConversionError
 
 VARIANTS = [

@@ -8,9 +8,9 @@ from compress_models import LABELS, faster, tiny_model
 
 import vitruvian as vt
 from vitruvian.compress import fewer_tokens
+from vitruvian.compress.int8 import dense_layers
 from vitruvian.compress.loss import AccuracyLoss
 from vitruvian.compress.optimize import Candidate, CompressionSearch, Optimized, fastest_single, frontier, optimize_page
-from vitruvian.compress.smooth import dense_layers
 from vitruvian.config import CascadeConfig
 from vitruvian.engines import graph
 from vitruvian.engines.export import export

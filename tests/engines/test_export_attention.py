@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import vitruvian as vt
-from vitruvian.engines.export_attention import ExportedAttention, exported_attention
+from vitruvian.engines.export import ExportedAttention, exported_attention
 
 CONFIG = vt.ViTConfig(image_size=16, patch_size=4, depth=2, width=24, mlp_dim=16, num_heads=3, num_classes=3)
 

@@ -11,8 +11,7 @@ from PIL import Image
 from forked import ranks
 from vitruvian.cost import multiply_adds
 from vitruvian.errors import ConfigError, TrainingError, UnknownNameError
-from vitruvian.study.ablation import plan_study, run_study
-from vitruvian.study.kinds import study_kinds
+from vitruvian.study.ablation import plan_study, run_study, study_kinds
 from vitruvian.study.paper import paper_rows
 from vitruvian.training import Interrupted, read_recipe
 from vitruvian.training.initial_model import config_of

@@ -7,8 +7,8 @@ from PIL import Image
 import vitruvian as vt
 from vitruvian.data.augment import Augment, train_transform
 from vitruvian.training.finetune import protocol_for
-from vitruvian.training.hyperrule import apply_hyperrule
 from vitruvian.training.optimizer import build_schedule
+from vitruvian.training.planning import apply_hyperrule
 from vitruvian.training.recipe import read_recipe
 from vitruvian.training.train import choose_recipe
 

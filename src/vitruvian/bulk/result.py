@@ -22,10 +22,9 @@ from vitruvian.data.sources import Dataset, PartSource, Source, make_dataset
 from vitruvian.errors import ConfigError, DataError, FileError, ImageError, require
 from vitruvian.evaluation.features import FeatureSet
 from vitruvian.evaluation.probe import ProbeReport, ProbeSettings, probe_features, probe_sources
-from vitruvian.files import atomic_open
+from vitruvian.files import atomic_open, open_table
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import check_choice, check_range, validate
-from vitruvian.table_file import open_table
 from vitruvian.text import natural_key, printable
 
 # n images, D features

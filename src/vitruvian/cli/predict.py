@@ -58,7 +58,7 @@ def predict(
     the predictions are written in parts, by one process per --shard. The last one verifies that each image is present
     once, and its exit code is 1 if some could not be read.
     """
-    from vitruvian.table_file import is_table, open_table
+    from vitruvian.files import is_table, open_table
 
     table, out = (Path(out), None) if out is not None and is_table(out) else (None, out)
     if out is None and (bulk.shard is not None or bulk.on or bulk.split is not None or merged is not None):
@@ -199,7 +199,7 @@ def embed(
     where it stopped. The command that makes the last part verifies that each image is present once, and its exit code
     is 1 if some could not be read.
     """
-    from vitruvian.table_file import is_table
+    from vitruvian.files import is_table
 
     if is_table(out):
         raise typer.BadParameter(
@@ -223,7 +223,7 @@ def embed(
 
 
 def check_merged(merged: Path | None) -> None:
-    from vitruvian.table_file import is_table
+    from vitruvian.files import is_table
 
     if merged is not None and not is_table(str(merged)):
         raise typer.BadParameter(f"{str(merged)!r} is not a .csv, .jsonl or .parquet file", param_hint="--merge")

@@ -479,7 +479,7 @@ def training_study(name: str) -> Callable[..., None]:
 @functools.cache
 def training_studies() -> MutableMapping[str, Any]:
     """The commands of the studies that train models, by name."""
-    from vitruvian.study.kinds import study_kinds
+    from vitruvian.study.ablation import study_kinds
 
     studies = typer.Typer(rich_markup_mode=None)
     for kind in study_kinds().values():

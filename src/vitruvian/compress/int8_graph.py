@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.compress.int8 import Int8Layer
-from vitruvian.compress.smooth import dense_layers
-from vitruvian.engines.export_attention import split_qkv
+from vitruvian.compress.int8 import Int8Layer, dense_layers
+from vitruvian.engines.export import split_qkv
 from vitruvian.engines.runtimes import REQUIRES_KEY
 from vitruvian.errors import ConversionError, require
 from vitruvian.model.encoder import Attention

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from vitruvian.cache import scratch_folder
 from vitruvian.compress import int8
-from vitruvian.compress.int8 import Int8Input
+from vitruvian.compress.int8 import DENSE_LAYERS, Int8Input, dense_layers
 from vitruvian.compress.int8_graph import write_int8
 from vitruvian.compress.loss import BATCH_SIZE, LOSS_NOTE, AccuracyLoss, PixelSample, accuracy_loss, read_sample
-from vitruvian.compress.smooth import DENSE_LAYERS, dense_layers
 from vitruvian.engines.choose import measure
 from vitruvian.engines.export import Forward, check_model, export
 from vitruvian.engines.graph import check_runs

@@ -30,7 +30,7 @@ from vitruvian.evaluation.calibration import (
 from vitruvian.evaluation.conformal import ConformalSets, check_coverage, fit_sets
 from vitruvian.evaluation.corruptions import CorruptionResult, check_kinds, measure_corruptions
 from vitruvian.evaluation.label_spaces import DatasetLogits, LabelSpace
-from vitruvian.evaluation.slices import Slice, slice_accuracies
+from vitruvian.evaluation.metrics import Interval, accuracy_interval
 from vitruvian.evaluation.target_evaluation import TargetEvaluation, evaluate_targets
 from vitruvian.evaluation.unknown import SAVED_ON, Rejection, fit_rejection
 from vitruvian.inference import Classifier, Encoder
@@ -41,6 +41,33 @@ from vitruvian.targets import COVERAGE
 from vitruvian.tasks import extra_file
 from vitruvian.weights.load import locate, run_facts
 from vitruvian.weights.save import save
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The images of one value of a column; accuracy in percent."""
+
+    name: str
+    count: int
+    top1: float
+    interval: Interval
+
+
+def slice_accuracies(values: Sequence[str], right: NDArray[np.bool_], by: str) -> tuple[Slice, ...]:
+    """The accuracy of the images with each value, the worst first, of equals the largest.
+
+    Raises:
+        DataError: There is only one value.
+    """
+    names, which = np.unique(np.array(values, object), return_inverse=True)
+    if len(names) < 2:
+        raise DataError(f"{argument('by', by)}: all {len(values):,} images have the value {names[0]!r}")
+    slices = []
+    for number, name in enumerate(names):
+        part = right[which == number]
+        slices.append(Slice(str(name), len(part), 100.0 * float(part.mean()), accuracy_interval(part)))
+    return tuple(sorted(slices, key=lambda part: (part.top1, -part.count)))
+
 
 # n images, C classes of the label space
 

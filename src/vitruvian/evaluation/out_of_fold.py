@@ -10,8 +10,8 @@ from vitruvian.data.groups import group_numbers
 from vitruvian.data.order import IndexArray
 from vitruvian.data.sources import Concat, Source
 from vitruvian.evaluation.metrics import LEVEL, Interval, accuracy_interval, bootstrap
+from vitruvian.files import open_table
 from vitruvian.settings import Record
-from vitruvian.table_file import open_table
 
 PREDICTIONS_FILE = "predictions.csv"
 

@@ -4,18 +4,18 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vitruvian.cost import parameters
 from vitruvian.errors import ConfigError, TrainingError, UnknownNameError, argument
-from vitruvian.files import write_json, write_text
+from vitruvian.files import parse_toml, write_json, write_text
 from vitruvian.progress import print_status
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.html import PAGE, render, write_image
 from vitruvian.study import STUDY_FILE
-from vitruvian.study.kinds import StudyKind, StudyRow, study_kinds
 from vitruvian.study.paper import differs_text, paper_chart, paper_number, paper_text
 from vitruvian.tasks import SEEDS
 from vitruvian.text import format_duration
@@ -29,6 +29,66 @@ from vitruvian.training.run_folder import RUNS, Run, RunState, is_free, lock_fol
 from vitruvian.training.splits import DataRef, fit_batch_size, resolution_stages, run_multiply_adds, split_data
 from vitruvian.training.train import check_recipe
 from vitruvian.weights.description import fingerprint
+
+Metric = Literal["top1", "fewshot"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyRow:
+    """One row of a study: what its models have in common."""
+
+    name: str
+    recipe: str = ""  # empty: the study's
+    settings: tuple[str, ...] = ()
+    values: tuple[Any, ...] = ()  # instead of those of the columns
+    pretrain: tuple[str, ...] | None = None  # settings of a run whose weights this row starts from
+    paper: tuple[str, ...] = ()  # table, model, data and column of the paper's number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """What differs along a row: settings that are filled with each value."""
+
+    name: str
+    settings: tuple[str, ...]
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyKind:
+    """One table or figure of the paper as rows and columns; `studies.toml` explains the fields."""
+
+    name: str
+    about: str
+    paper: str
+    finding: str
+    metric: Metric
+    columns: Columns
+    rows: tuple[StudyRow, ...]
+    recipe: str = ""
+    x: str = ""
+    small: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+
+
+@cache
+def study_kinds() -> dict[str, StudyKind]:
+    """All studies that train models, by name."""
+    content = parse_toml((files("vitruvian") / "studies.toml").read_bytes(), "studies.toml")
+    shared = content.pop("small")
+    return {
+        name: StudyKind(
+            **table
+            | {
+                "name": name,
+                "small": (*shared, *table.get("small", ())),
+                "columns": Columns(**table["columns"]),
+                "rows": tuple(StudyRow(**r) for r in table["rows"]),
+            }
+        )
+        for name, table in content.items()
+    }
+
 
 PLOT_FILE = "study.png"
 AXES = {"images": "training images", "multiply_adds": "multiply-adds of training", "lr": "learning rate"}

@@ -27,11 +27,10 @@ from vitruvian.targets import KINDS, LOWER_IS_BETTER
 from vitruvian.tasks import SEEDS, Metric, Task, task_of_data
 from vitruvian.text import format_duration
 from vitruvian.training.distributed import Processes, process_group
-from vitruvian.training.hyperrule import apply_hyperrule
 from vitruvian.training.initial_model import model_for, target_of, without_shape
 from vitruvian.training.journal import Listener, ProgressListener
 from vitruvian.training.loop import Diverged
-from vitruvian.training.planning import fit_minutes
+from vitruvian.training.planning import apply_hyperrule, fit_minutes
 from vitruvian.training.recipe import (
     DESCRIPTION,
     HARMLESS,

@@ -11,21 +11,28 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import FrameType
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from vitruvian.config import Preprocess
 from vitruvian.data.augment import mix, normalize
 from vitruvian.data.loader import Batch, Loader
 from vitruvian.data.order import generator_for, hash_words
-from vitruvian.errors import Interrupted, NotFiniteError, TrainingError
+from vitruvian.data.sources import Source, take
+from vitruvian.data.transform import Transform
+from vitruvian.errors import DataError, Interrupted, NotFiniteError, TrainingError
+from vitruvian.evaluation.metrics import autocast
+from vitruvian.evaluation.probe_classifiers import SEEDS, fit_fewshot, shuffle_classes
 from vitruvian.evaluation.target_metrics import TargetMeasures
 from vitruvian.files import write_json
 from vitruvian.model.build import Model, empty
@@ -35,7 +42,6 @@ from vitruvian.targets import LOWER_IS_BETTER
 from vitruvian.text import brief, describe_error
 from vitruvian.training.checkpoint import Checkpoints, Position, live_tensors, read_tensors, write_digests
 from vitruvian.training.distributed import Processes, average_buffers, full_tensor, fully_shard, no_sync, reshard
-from vitruvian.training.fewshot import FewShot
 from vitruvian.training.initial_model import augment_for
 from vitruvian.training.journal import METRICS_FILE, Journal, Line, Listener, notify
 from vitruvian.training.masked import Colors, MaskedViT
@@ -45,6 +51,7 @@ from vitruvian.training.objective import (
     Objective,
     TargetRows,
     ValidationMetrics,
+    autocast_dtype,
     balanced_weights,
     image_weights,
 )
@@ -591,3 +598,65 @@ class StopRequest:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self.received = number
+
+
+class FewShot:
+    """Few-shot accuracy at every evaluation (`eval_fewshot`): least squares on a few images per class."""
+
+    def __init__(
+        self, recipe: Recipe, sources: Sequence[Source], transform: Preprocess | Transform, processes: Processes
+    ) -> None:
+        """`sources` are the images to choose the shots from and to test on, or none."""
+        self.processes, self.dtype = processes, autocast_dtype(recipe, processes.device)
+        self.loaders: list[Loader] = []
+        self.draws: list[NDArray[np.int64]] = []  # the images of each seed, as positions in the first loader's source
+        if not sources:
+            return
+        train, test = sources
+        self.num_classes = len(train.classes)
+        labels = np.asarray(train.labels(), np.int64)
+        shots, count = recipe.fewshot_shots, self.num_classes
+        draws = [np.concatenate([o[:shots] for o in shuffle_classes(labels, classes=count, seed=s)]) for s in SEEDS]
+        used = np.unique(np.concatenate(draws))  # only these need features
+        self.draws = [np.searchsorted(used, draw) for draw in draws]
+        parts = (take(train, used, train.name), test)
+        self.loaders = [validation_loader(part, recipe, transform, processes) for part in parts]
+
+    def scalars(self, model: Model, batches: Callable[[Loader], Iterator[Batch]]) -> dict[str, float]:
+        """The accuracy in percent, averaged over the seeds, as `fewshot`; empty without images to measure it on."""
+        if not self.loaders:
+            return {}
+        training = model.training
+        model.eval()
+        try:
+            (x, y), (test, truth) = (self.features(model, loader, batches(loader)) for loader in self.loaders)
+        finally:
+            model.train(training)
+        is_read = truth >= 0
+        accuracies = []
+        for draw in (draw[y[draw] >= 0] for draw in self.draws):
+            classifier = fit_fewshot(x[draw], y[draw], classes=self.num_classes)
+            accuracies.append(100.0 * float((classifier.predictions(test[is_read]) == truth[is_read]).mean()))
+        return {"fewshot": float(np.mean(accuracies))}
+
+    def features(
+        self, model: Model, loader: Loader, batches: Iterator[Batch]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Features (n, F) and labels (n,) of all images, from all processes; an unreadable image has the label -1."""
+        parts: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]] = []
+        pixels = torch.empty(0)
+        with torch.no_grad():
+            for batch in batches:
+                if len(batch):
+                    pixels = batch.pixels.to(self.processes.device)
+                elif not len(pixels):
+                    raise DataError("fewer few-shot images than processes", where=loader.source.name)
+                # A process without images joins in: a sharded model needs all processes in every forward pass.
+                with autocast(self.processes.device, self.dtype):
+                    values = model.features(pixels)[: len(batch)].float().cpu().numpy()
+                parts.append((batch.indices.numpy(), batch.labels.numpy(), values))
+        labels = np.full(len(loader.source), -1, np.int64)
+        features = np.zeros((len(labels), model.config.feature_width), np.float32)
+        for indices, truth, values in (part for parts in self.processes.all_gather(parts) for part in parts):
+            labels[indices], features[indices] = truth, values
+        return features, labels

@@ -8,15 +8,17 @@ import re
 import statistics
 import time
 import weakref
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,15 +27,16 @@ from torch.utils._pytree import tree_leaves
 from vitruvian.catalog import find_published, resolve
 from vitruvian.config import ModelConfig, ResNetConfig, ViTConfig
 from vitruvian.cost import multiply_adds, parameters
+from vitruvian.data.decode import decode
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.loader import Batch
-from vitruvian.errors import ConfigError, DataError, TrainingError, UnknownNameError, argument
+from vitruvian.data.sources import Source
+from vitruvian.errors import ConfigError, DataError, ImageError, TrainingError, UnknownNameError, argument
 from vitruvian.files import parse_toml
 from vitruvian.machine import free_megabytes
 from vitruvian.settings import check_range
 from vitruvian.text import format_bytes, format_duration
 from vitruvian.training.distributed import process_group
-from vitruvian.training.hyperrule import apply_hyperrule
 from vitruvian.training.initial_model import HEAD_IMAGES, config_of, model_for, scale_size, target_of, without_shape
 from vitruvian.training.loop import Trainer
 from vitruvian.training.optimizer import OPTIMIZERS
@@ -533,3 +536,39 @@ def cluster_lines(plan: ClusterPlan) -> list[str]:
             f"{peaks[TPU][0] / 1e12:,.4g} TFLOPS each; {recipe.result} (Table 5)"
         )
     return align_facts(facts)
+
+
+LENGTHS: tuple[tuple[float, int, int, tuple[float, ...], float], ...] = (
+    # below this number of images: steps, steps of warmup, where the learning rate decays, mixup_alpha
+    (20_000, 500, 100, (0.4, 0.6, 0.8), 0.0),
+    (500_000, 10_000, 500, (0.3, 0.6, 0.9), 0.1),
+    (math.inf, 20_000, 500, (0.3, 0.6, 0.9), 0.1),
+)
+SMALL_AREA = 96 * 96
+SIDES = {True: (160, 128), False: (512, 480)}  # is the image small: side before and after the random crop
+EXAMINED = 25  # images whose median size decides the resolution
+
+
+def apply_hyperrule(recipe: Recipe, images: Source) -> Recipe:
+    """The recipe with the length, resolution and Mixup that the BiT-HyperRule derives from the training images."""
+    count = min(len(images), recipe.max_train_samples or len(images))
+    steps, warmup, decay_at, mixup = next(row[1:] for row in LENGTHS if count < row[0])
+    before, after = SIDES[median(areas(images)) < SMALL_AREA]
+    return recipe.replace(
+        bit_hyperrule=False,
+        epochs=0.0,
+        steps=steps,
+        warmup=warmup / steps,  # the same fraction if the user shortens the run
+        decay_at=decay_at,
+        image_size=after,
+        augment=recipe.augment.replace(crop="random", precrop=before / after, mixup_alpha=mixup),
+    )
+
+
+def areas(images: Source) -> Iterable[int]:
+    """The areas, in pixels, of some images, evenly spaced."""
+    for index in np.unique(np.linspace(0, len(images) - 1, EXAMINED).astype(int)).tolist():
+        try:
+            yield math.prod(decode(images.read(index)).size)
+        except ImageError:
+            continue  # training reports it
