@@ -3,8 +3,6 @@
 Linux reports them in /proc; elsewhere the facts that only /proc knows are empty or None.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform
@@ -119,7 +117,7 @@ def choose_precision(name: str, device: str) -> str:
     return "bf16" if has_bf16 else "fp16"
 
 
-def device_of(model: torch.nn.Module) -> torch.device:
+def device_of(model: "torch.nn.Module") -> "torch.device":
     """The device of a model's weights; the CPU for an exported graph, which has none."""
     import torch
 
@@ -134,7 +132,7 @@ def device_name(device: str) -> str:
     return f"{device} ({describe(device)})" if describe else device
 
 
-def synchronize(device: torch.device) -> None:
+def synchronize(device: "torch.device") -> None:
     """Wait until an accelerator has finished its work, so that it can be timed."""
     if device.type != "cpu":
         import torch

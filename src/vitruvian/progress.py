@@ -1,7 +1,5 @@
 """Progress of long work on stderr: a bar on a terminal, otherwise a line every few seconds; nothing for quick work."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
@@ -139,7 +137,7 @@ class Progress:
         self._task: Any = None
         self._shows = not _hidden and prints_results()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -210,10 +208,10 @@ def on_terminal() -> bool:
 
 
 _status_log: Callable[[str], None] | None = None  # where status lines go instead of stderr
-_bars: Bars | None = None  # the bars on the terminal now, one per piece of work, such as a download within a command
+_bars: "Bars | None" = None  # the bars on the terminal now, one per piece of work, such as a download within a command
 
 
-def _open_bars() -> Bars:
+def _open_bars() -> "Bars":
     global _bars
     if _bars is None:
         from rich.console import Console

@@ -1,7 +1,5 @@
 """`vit doctor`, `vit pack` and `vit datasets`: check datasets, make them faster to read, and find those of papers."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`vit evaluate`, `vit compare`, `vit probe`, `vit advise`: how good models are on these images, or could become."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path
@@ -91,7 +89,7 @@ def evaluate(
         print_status(f"wrote the calibrated model to {calibrated}")
 
 
-def evaluation_table(evaluation: Evaluation | TargetEvaluation) -> str:
+def evaluation_table(evaluation: "Evaluation | TargetEvaluation") -> str:
     """The measures with their intervals, under a line that says what they were measured on."""
     from vitruvian.evaluation.metrics import TARGET_NAMES
     from vitruvian.evaluation.target_evaluation import TargetEvaluation as OfTargets

@@ -1,7 +1,5 @@
 """`vit explain`: what a model looks at, and what it has learned."""
 
-from __future__ import annotations
-
 import json
 import re
 from enum import StrEnum
@@ -122,7 +120,7 @@ def reconstruct_paths(model: str | None, paths: list[str], out: Path, *, share: 
         raise typer.Exit(1)
 
 
-def plot_figures(model: Model, images: list[str], out: Path, *, count: int, device: str, as_json: bool) -> None:
+def plot_figures(model: "Model", images: list[str], out: Path, *, count: int, device: str, as_json: bool) -> None:
     """Plot the figures, and print their files, or why there is none."""
     from vitruvian.explain.figures import FIGURES_PAGE, draw_figures
 
@@ -142,7 +140,7 @@ def plot_figures(model: Model, images: list[str], out: Path, *, count: int, devi
         raise typer.Exit(1)
 
 
-def explain_paths(explainer: Explainer, images: list[str], out: Path, *, as_json: bool) -> None:
+def explain_paths(explainer: "Explainer", images: list[str], out: Path, *, as_json: bool) -> None:
     """Explain the images, and print the prediction and the files of each."""
     from vitruvian.explain.explainer import PAGE, explain_images
 
@@ -172,7 +170,7 @@ def explain_paths(explainer: Explainer, images: list[str], out: Path, *, as_json
         raise typer.Exit(1)
 
 
-def explanation_json(written: WrittenExplanation) -> dict[str, object]:
+def explanation_json(written: "WrittenExplanation") -> dict[str, object]:
     """The object that `--json` prints for an image."""
     explained = written.explained
     if explained.error:

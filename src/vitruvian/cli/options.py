@@ -1,7 +1,5 @@
 """What the commands share: options and how they are parsed, how errors spell them, and quick imports."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """`vit predict`, `vit embed` and `vit similar`: predictions and features of images, and search in them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
@@ -140,7 +138,7 @@ def predict(
         raise typer.Exit(1)
 
 
-def number_row(result: ImageResult, names: Iterable[str]) -> dict[str, object]:
+def number_row(result: "ImageResult", names: Iterable[str]) -> dict[str, object]:
     """A row of a table with a column for each number and the ends of its interval."""
     row: dict[str, object] = {"path": result.path}
     for index, name in enumerate(names):
@@ -150,7 +148,7 @@ def number_row(result: ImageResult, names: Iterable[str]) -> dict[str, object]:
     return row | {"error": result.error or None}
 
 
-def print_result(result: ImageResult, as_json: bool) -> None:
+def print_result(result: "ImageResult", as_json: bool) -> None:
     if as_json:
         print(json.dumps(result.to_json()), flush=True)
     elif result.error:

@@ -1,7 +1,5 @@
 """`vit serve`: predictions over HTTP, and a page that shows how the model works."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import re

@@ -5,8 +5,6 @@ unchanged. Color operations have Pillow's meaning: those that depend on each val
 entries and equal Pillow bit for bit; blends of two images are rounded where Pillow truncates, and may be 1 higher.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -118,7 +116,7 @@ AUGREG_LEVELS: dict[str, tuple[float, int, float]] = {
 TrainImage = RawImage | Image.Image  # an encoded image, pixel values (rows, columns[, 3]), or a Pillow image
 
 
-def train_transform(settings: Augment) -> TrainTransform:
+def train_transform(settings: Augment) -> "TrainTransform":
     """The transform with these settings; a missing package raises here, not later in a worker."""
     require_packages()
     return TrainTransform(settings)

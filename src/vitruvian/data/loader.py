@@ -3,8 +3,6 @@
 The transformed sample i of epoch e depends on (seed, e, i) alone, so neither workers nor an interruption change it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -45,7 +43,7 @@ class BatchPlan:
     world: int = 1  # number of processes; process `rank` gets that part of each batch
     sampling: Sampling = "uniform"  # `uniform`: each sample once per epoch; `balanced`: all classes equally often
     repeats: int = 1  # augmented versions of each sample per batch; an epoch keeps its length, so it has fewer samples
-    balanced: Balanced | BalancedBlocks | None = field(init=False, default=None)
+    balanced: "Balanced | BalancedBlocks | None" = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         check_choice("sampling", self.sampling, get_args(Sampling))

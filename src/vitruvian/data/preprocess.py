@@ -1,7 +1,5 @@
 """Evaluation preprocessing: resize, center crop and normalize, exactly as the original library of a model does."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -34,7 +32,7 @@ FloatArray = NDArray[np.float32]
 IndexArray = NDArray[np.intp]
 
 
-def preprocess_image(image: ImageInput, preprocess: Preprocess) -> Tensor:
+def preprocess_image(image: ImageInput, preprocess: Preprocess) -> "Tensor":
     """Decode, resize, crop and normalize an image.
 
     Args:
@@ -52,7 +50,7 @@ def preprocess_image(image: ImageInput, preprocess: Preprocess) -> Tensor:
     return apply_preprocess(decode(image), preprocess)
 
 
-def apply_preprocess(image: Image.Image, preprocess: Preprocess) -> Tensor:
+def apply_preprocess(image: Image.Image, preprocess: Preprocess) -> "Tensor":
     """Normalized float32 pixels (channels, rows, columns) of an upright RGB image, as `normalize` computes them."""
     import torch
 

@@ -1,7 +1,5 @@
 """Sources of labeled images, the datasets that they form as splits, and subsets of sources."""
 
-from __future__ import annotations
-
 import os
 import stat
 from abc import ABC, abstractmethod
@@ -184,7 +182,7 @@ class Dataset:
         """The validation split, or else the test split, if there is one."""
         return self.splits.get("val", self.splits.get("test"))
 
-    def only(self, split: str) -> Dataset:
+    def only(self, split: str) -> "Dataset":
         """The dataset reduced to one split."""
         name = split_name(split) or split
         if not self.divided:

@@ -6,8 +6,6 @@ of them is decoded, so that requests beyond the limit are refused at once. Image
 If a batch fails, its images are computed one by one, so that only the image at fault gets the error.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time
@@ -98,7 +96,7 @@ class Batcher:
     def is_full(self) -> bool:
         return self.accepted >= self.queue
 
-    def reserve(self, images: int) -> Reservation:
+    def reserve(self, images: int) -> "Reservation":
         """Room for all of these images; raises QueueFull or ShuttingDown."""
         with self._changed:
             if not self._open:

@@ -1,7 +1,5 @@
 """The server process: socket, connections, log, and a shutdown that finishes accepted requests."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -125,7 +123,7 @@ class HeadersTooLarge(Exception):
     """Stops the parser; the response was sent."""
 
 
-def connection_class(limits: ServiceLimits, metrics: Metrics) -> type[HttpToolsProtocol]:
+def connection_class(limits: ServiceLimits, metrics: "Metrics") -> "type[HttpToolsProtocol]":
     """uvicorn's connection with limits on the size and time of headers, and JSON for invalid requests.
 
     uvicorn limits neither with httptools; with h11 it limits the size only, and responds in plain text.

@@ -1,7 +1,5 @@
 """Models by name, each with its queue: from uploaded bytes to predictions, vectors and explanations."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

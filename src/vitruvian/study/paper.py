@@ -1,7 +1,5 @@
 """The numbers of the paper, from `paper.toml`, to print beside measured ones."""
 
-from __future__ import annotations
-
 import statistics
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -40,7 +38,7 @@ class PaperRow:
 class PaperNumber(float):
     """A number that prints with the digits of the paper, such as 88.40."""
 
-    def __new__(cls, text: str) -> PaperNumber:
+    def __new__(cls, text: str) -> "PaperNumber":
         number = super().__new__(cls, text)
         number.text = text
         return number

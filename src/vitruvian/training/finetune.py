@@ -4,8 +4,6 @@ A `Protocol` says what to do, its `Trial`s are runs in the folder of a `Sweep`, 
 use `train_series`, too: it trains any list of runs on one dataset, resuming where an earlier call was interrupted.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -113,7 +111,7 @@ class Protocol:
             raise TrainingError(f"{argument('seeds', self.seeds)} is not at least 1")
         self.recipe.replace(validation="test")  # raises for recipes that select by validation
 
-    def quick(self) -> Protocol:
+    def quick(self) -> "Protocol":
         """A copy with one seed and one learning rate: the recipe's if it is in `lrs`, else the first."""
         lr = self.recipe.lr if self.recipe.lr in self.lrs else self.lrs[0]
         return replace(self, lrs=(lr,), seeds=1)
@@ -126,7 +124,7 @@ class Protocol:
 
     def within(
         self, minutes: float, keys: Container[str] = (), report: Callable[[str], None] = print_status
-    ) -> Protocol:
+    ) -> "Protocol":
         """A copy whose trials, one after the other, end in this time, without changes to the settings in `keys`.
 
         `report` receives what was chosen.

@@ -1,7 +1,5 @@
 """The recipe of a run and its cost: measured on a few of its steps here, or counted for a cluster."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

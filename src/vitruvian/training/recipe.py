@@ -1,7 +1,5 @@
 """Recipes: the settings of a training run, their TOML files, and changes to them from the command line."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import itertools
@@ -312,7 +310,7 @@ class Recipe(Settings):
         if [share for share, _ in self.resolutions] != sorted({share for share, _ in self.resolutions}):
             raise ConfigError(f"resolutions={self.resolutions} are not in increasing order")
 
-    def for_target(self, kind: str) -> tuple[Recipe, list[str]]:
+    def for_target(self, kind: str) -> "tuple[Recipe, list[str]]":
         """The recipe with a loss and a metric for this kind of target, and a note on what that changes.
 
         Raises:
@@ -349,7 +347,7 @@ class Recipe(Settings):
         """How the trained model turns logits into probabilities: as its loss does."""
         return "sigmoid" if self.loss == "bce" else "softmax"
 
-    def with_model_lr(self) -> Recipe:
+    def with_model_lr(self) -> "Recipe":
         """The recipe with the learning rate that it has for its model; a model without one keeps `lr`, with a note."""
         lrs, model = {canonical(name)[0]: lr for name, lr in self.model_lrs}, self.model
         if lrs and canonical(model)[0] not in lrs:

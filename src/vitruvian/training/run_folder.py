@@ -5,8 +5,6 @@ the recipe selects by validation · `unreadable.json` skipped images · `model/`
 updates · `report.html` · `result.json` the metrics of the model · `README.md` the model card.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import platform
@@ -61,7 +59,7 @@ class Run:
     folder: Path
 
     @classmethod
-    def open(cls, folder: str | Path) -> Run:
+    def open(cls, folder: str | Path) -> "Run":
         """The run in a folder that `vit train` has written.
 
         Raises:

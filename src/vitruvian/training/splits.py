@@ -1,7 +1,5 @@
 """The images of a run: data and transforms from the caller, training and validation splits, and their loaders."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
@@ -52,7 +50,7 @@ class DataRef:
         self.short_name = Path(self.name.rstrip("/*")).stem or ("run" if is_name else "data")
 
     @classmethod
-    def of(cls, data: object) -> DataRef:
+    def of(cls, data: object) -> "DataRef":
         return data if isinstance(data, cls) else cls(data)
 
     @property

@@ -1,7 +1,5 @@
 """Experiment trackers as listeners of a run: settings, metrics, the report with its images, and the model."""
 
-from __future__ import annotations
-
 import base64
 import importlib
 import io

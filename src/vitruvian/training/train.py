@@ -1,7 +1,5 @@
 """Start a training run, or resume an interrupted one."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

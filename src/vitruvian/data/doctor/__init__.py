@@ -1,7 +1,5 @@
 """Examine a dataset before training: unreadable files, duplicates, leaks, unbalanced classes, suspicious labels."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 
