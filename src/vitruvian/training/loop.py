@@ -40,31 +40,13 @@ from vitruvian.model.lora import merge_state
 from vitruvian.progress import print_status
 from vitruvian.targets import LOWER_IS_BETTER
 from vitruvian.text import brief, describe_error
+from vitruvian.training import objective
+from vitruvian.training import optimizer as optim
 from vitruvian.training.checkpoint import Checkpoints, Position, live_tensors, read_tensors, write_digests
 from vitruvian.training.distributed import Processes, average_buffers, full_tensor, fully_shard, no_sync, reshard
 from vitruvian.training.initial_model import augment_for
 from vitruvian.training.journal import METRICS_FILE, Journal, Line, Listener, notify
 from vitruvian.training.masked import Colors, MaskedViT
-from vitruvian.training.objective import (
-    Distilled,
-    Labels,
-    Objective,
-    TargetRows,
-    ValidationMetrics,
-    autocast_dtype,
-    balanced_weights,
-    image_weights,
-)
-from vitruvian.training.optimizer import (
-    Average,
-    build_optimizer,
-    build_schedule,
-    local,
-    moments,
-    set_lr,
-    sharpness_aware,
-    trainable,
-)
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.run_folder import Run
 from vitruvian.training.run_report import write_report
@@ -105,28 +87,28 @@ class Trainer:
         fully_shard(model, processes, recipe)
         if recipe.compile:
             model.compile()
-        self.optimizer = build_optimizer(model, recipe)
+        self.optimizer = optim.build_optimizer(model, recipe)
         self.module: nn.Module = model
         if processes.is_distributed and recipe.parallel == "ddp":  # gives all processes the same weights
             ids = [processes.device.index] if processes.device.type == "cuda" else None
             self.module = nn.parallel.DistributedDataParallel(model, device_ids=ids)
-        self.objective: Objective
+        self.objective: objective.Objective
         if isinstance(model, MaskedViT):
             self.objective = Colors(recipe, model, processes)
         elif splits.train.targets is not None:
-            self.objective = TargetRows(recipe, model, splits.train, processes)
+            self.objective = objective.TargetRows(recipe, model, splits.train, processes)
         elif recipe.teacher:
-            self.objective = Distilled(recipe, model, splits.train, processes)
+            self.objective = objective.Distilled(recipe, model, splits.train, processes)
         else:
-            self.objective = Labels(recipe, model, processes)
-        self.schedule = build_schedule(recipe, self.batches.total)
-        self.average: Average | None = None
+            self.objective = objective.Labels(recipe, model, processes)
+        self.schedule = optim.build_schedule(recipe, self.batches.total)
+        self.average: optim.Average | None = None
         if recipe.average != "none":
             start = round(recipe.polyak_start * self.batches.total)
-            self.average = Average(model, recipe.average, decay=recipe.ema_decay, start=start)
+            self.average = optim.Average(model, recipe.average, decay=recipe.ema_decay, start=start)
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=self.objective.dtype is torch.float16)
         balanced = recipe.class_weights == "balanced" and splits.train.targets is None
-        self.class_weights = balanced_weights(splits.train).to(processes.device) if balanced else None
+        self.class_weights = objective.balanced_weights(splits.train).to(processes.device) if balanced else None
 
     # B images, K classes
     def step(self, batch: Batch, step: int) -> Tensor:
@@ -155,7 +137,7 @@ class Trainer:
                     smoothing=recipe.label_smoothing,
                     repeats=recipe.aug_repeats,
                 )
-            weights = image_weights(targets, weights, self.class_weights)
+            weights = objective.image_weights(targets, weights, self.class_weights)
             teacher = self.objective.teacher_outputs(batch, pixels)
 
             B = len(pixels)
@@ -168,9 +150,9 @@ class Trainer:
             if recipe.sam_rho:
                 torch.manual_seed(seed)  # the same dropout in both passes
                 again = partial(self.backward, parts, torch.zeros_like(sums), seed)
-                sharpness_aware(self.model, again, rho=recipe.sam_rho, alpha=recipe.gsam_alpha)
+                optim.sharpness_aware(self.model, again, rho=recipe.sam_rho, alpha=recipe.gsam_alpha)
 
-            set_lr(self.optimizer, self.schedule.lr_at(step))
+            optim.set_lr(self.optimizer, self.schedule.lr_at(step))
             if recipe.grad_clip:
                 self.scaler.unscale_(self.optimizer)
                 parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -224,7 +206,7 @@ class Trainer:
     def tensors(self) -> dict[str, Tensor]:
         """All tensors that training changes, by name, without copying."""
         tensors = {f"model.{name}": tensor for name, tensor in live_tensors(self.model).items()}
-        tensors |= moments(self.optimizer, self.model, self.recipe.optimizer)
+        tensors |= optim.moments(self.optimizer, self.model, self.recipe.optimizer)
         if self.average is not None:
             tensors |= {f"average.{name}": mean for name, mean in self.average.means.items()}
         return tensors
@@ -239,7 +221,7 @@ class Trainer:
             self.scaler.load_state_dict(position.scaler)
 
     def is_finite(self) -> bool:
-        norms = torch._foreach_norm([local(parameter) for parameter in self.model.parameters()])
+        norms = torch._foreach_norm([optim.local(parameter) for parameter in self.model.parameters()])
         return bool(torch.stack(norms).isfinite().all())
 
 
@@ -261,7 +243,7 @@ class Loop:
         self.line_time = now  # of the last line of training metrics, later by the evaluations since then
         self.checkpoint_time = now
         self.sums: list[Tensor] = []  # results of the steps since the last read from the device
-        self.metrics: ValidationMetrics | None = None  # the last evaluation in this session
+        self.metrics: objective.ValidationMetrics | None = None  # the last evaluation in this session
         self.scalars: dict[str, float] = {}  # its numbers, with the few-shot accuracy
 
     def run(self) -> Run:
@@ -389,11 +371,11 @@ class Loop:
         self.position.pending.clear()
         now = time.monotonic()
         seconds, self.line_time = now - self.line_time, now
-        objective = self.trainer.objective
+        kind = self.trainer.objective
         self.record(
             "train",
             loss=loss / images,
-            **{objective.metric: objective.unit * total / images},
+            **{kind.metric: kind.unit * total / images},
             lr=self.trainer.schedule.lr_at(self.position.step - 1),
             images_per_second=round(images / max(seconds, 1e-9), 1),
         )
@@ -446,7 +428,7 @@ class Loop:
         position.evaluated = position.step
         self.line_time += time.monotonic() - began
 
-    def measure(self, stop: StopRequest | None = None) -> ValidationMetrics:
+    def measure(self, stop: StopRequest | None = None) -> objective.ValidationMetrics:
         """Evaluate the weights on the validation images; a single process stops between batches when asked to."""
 
         def batches(loader: Loader) -> Iterator[Batch]:
@@ -492,7 +474,7 @@ class Loop:
     def trained(self) -> dict[str, Tensor]:
         """The tensors that training changes: with LoRA, not the frozen weights."""
         tensors = live_tensors(self.trainer.model)
-        names = {name for name, _ in trainable(self.trainer.model)} if self.recipe.lora.rank else tensors
+        names = {name for name, _ in optim.trainable(self.trainer.model)} if self.recipe.lora.rank else tensors
         return {name: tensor for name, tensor in tensors.items() if name in names}
 
     def write_checkpoint(self, *, wait: bool) -> None:
@@ -607,7 +589,7 @@ class FewShot:
         self, recipe: Recipe, sources: Sequence[Source], transform: Preprocess | Transform, processes: Processes
     ) -> None:
         """`sources` are the images to choose the shots from and to test on, or none."""
-        self.processes, self.dtype = processes, autocast_dtype(recipe, processes.device)
+        self.processes, self.dtype = processes, objective.autocast_dtype(recipe, processes.device)
         self.loaders: list[Loader] = []
         self.draws: list[NDArray[np.int64]] = []  # the images of each seed, as positions in the first loader's source
         if not sources:

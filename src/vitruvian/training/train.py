@@ -21,6 +21,7 @@ from vitruvian.machine import device_name
 from vitruvian.progress import no_tracking, print_status, track
 from vitruvian.report.html import PAGE
 from vitruvian.text import brief
+from vitruvian.training import run_folder
 from vitruvian.training.checkpoint import Checkpoints, Position, free_name, read_position, verify, write_digests
 from vitruvian.training.distributed import Processes, process_group
 from vitruvian.training.initial_model import initial_model, rebuild_model
@@ -28,18 +29,6 @@ from vitruvian.training.journal import Listener, ProgressListener, TensorBoard, 
 from vitruvian.training.loop import Loop, Trainer
 from vitruvian.training.planning import choose_recipe, fit_minutes
 from vitruvian.training.recipe import DESCRIPTION, HARMLESS, LOCAL, Recipe, as_changes, change_recipe, changed_keys
-from vitruvian.training.run_folder import (
-    RESULT_FILE,
-    Run,
-    absolute_data,
-    absolute_path,
-    claim_folder,
-    command_line,
-    create_run,
-    environment,
-    lock_folder,
-    write_run,
-)
 from vitruvian.training.splits import (
     CustomTransforms,
     DataRef,
@@ -74,7 +63,7 @@ def train(
     auto_resume: bool = False,
     minutes: float | None = None,
     **changes: Any,
-) -> Run:
+) -> run_folder.Run:
     """Train a model on images. Under torchrun, all processes call this.
 
     Args:
@@ -107,9 +96,9 @@ def train(
     chosen = choose_recipe(ref, recipe, model=model, weights=weights, settings=settings)
     chosen, notes = continue_from(chosen, ref.name, changed_keys(settings)) if weights else (chosen, [])
     if chosen.teacher:
-        chosen = chosen.replace(teacher=absolute_path(chosen.teacher))
+        chosen = chosen.replace(teacher=run_folder.absolute_path(chosen.teacher))
     if chosen.eval_fewshot:
-        chosen = chosen.replace(eval_fewshot=absolute_data(chosen.eval_fewshot))
+        chosen = chosen.replace(eval_fewshot=run_folder.absolute_data(chosen.eval_fewshot))
     if minutes is not None:
         if auto_resume or {"epochs", "steps"} & changed_keys(settings):
             raise TrainingError(f"{argument('minutes')} chooses the steps; leave out epochs, steps and auto_resume")
@@ -119,7 +108,7 @@ def train(
         raise TrainingError(f"auto_resume needs {argument('out')}, the folder of the run to start or continue")
     with process_group(chosen.device) as processes, ExitStack() as stack:
         if auto_resume and processes.on_main(lambda: (Path(str(out)).expanduser() / RUN_FILE).is_file()):
-            run = Run.open(str(out))
+            run = run_folder.Run.open(str(out))
             target = (run.facts.get("model") or {}).get("target") or {}
             chosen, _ = chosen.for_target(target.get("kind", "single"))
             check_recipe(run, chosen, run.folder, f"use the same settings, or choose another {argument('out')}")
@@ -159,7 +148,7 @@ def train(
             is_poor = chosen.objective == "labels" and images < FEW_IMAGES and side >= PHOTO_PIXELS
             poor = f", {images:,} images give a poor model; start from weights instead" if is_poor else ""
             splits.notes.append(f"training from scratch (random weights){poor}")
-        folder = Path(processes.on_main(lambda: str(stack.enter_context(claim_folder(out, ref.short_name)))))
+        folder = Path(processes.on_main(lambda: str(stack.enter_context(run_folder.claim_folder(out, ref.short_name)))))
         if progress:
             listeners = (ProgressListener(), *listeners)
         report = partial(notify, listeners if processes.is_main else ())
@@ -179,9 +168,9 @@ def train(
             splits.notes.append(f"images are evaluated at {evaluated} and trained at {trained} pixels: {scales}")
         facts = run_facts(trainer, ref)
         title = f"{title_of(start.config)} trained on {ref.name or ref.short_name}"
-        described = chosen.replace(about=title, command=command_line(), time="", result="")
+        described = chosen.replace(about=title, command=run_folder.command_line(), time="", result="")
         described = described.replace(model=title_of(start.config)) if chosen.weights else described
-        processes.on_main(lambda: create_run(folder, described, facts) and None)
+        processes.on_main(lambda: run_folder.create_run(folder, described, facts) and None)
         processes.check_sees(folder / RUN_FILE)
         return Loop(trainer, folder, Position(), listeners).run()
 
@@ -192,7 +181,7 @@ def device_notes(processes: Processes) -> list[str]:
 
 
 def resume(
-    run: str | Path | Run,
+    run: str | Path | run_folder.Run,
     *,
     data: object = None,
     settings: Sequence[str] | Mapping[str, Any] = (),
@@ -201,7 +190,7 @@ def resume(
     train_transform: Transform | None = None,
     progress: bool = True,
     **changes: Any,
-) -> Run:
+) -> run_folder.Run:
     """Continue a run from its last checkpoint, exactly as if it had not been interrupted.
 
     A finished run is trained longer if `settings` has more epochs or steps: the learning rate continues as in a run of
@@ -228,7 +217,7 @@ def resume(
     settings, listeners = as_changes(settings, changes, signature(resume).parameters), (TensorBoard(), *listeners)
     if run == "":
         raise TrainingError("the name of the run is empty", hint="give its folder")
-    run = run if isinstance(run, Run) else Run.open(run)
+    run = run if isinstance(run, run_folder.Run) else run_folder.Run.open(run)
     longer = [change for change in settings if run.finished and changed_keys([change]) <= {"epochs", "steps"}]
     for change in settings:
         if not changed_keys([change]) <= HARMLESS and change not in longer:
@@ -271,7 +260,7 @@ def resume(
         processes.check_same(shared_settings(recipe))
         # Processes that torchrun has just replaced may still be ending.
         seconds = RESTART_SECONDS if "TORCHELASTIC_RUN_ID" in os.environ else 0
-        processes.on_main(lambda: stack.enter_context(lock_folder(run.folder, wait_seconds=seconds)))
+        processes.on_main(lambda: stack.enter_context(run_folder.lock_folder(run.folder, wait_seconds=seconds)))
         recipe, notes = fit_workers(recipe)
         if damage:
             processes.on_main(lambda: rename_damaged(run))
@@ -317,7 +306,7 @@ def check_start(recipe: Recipe, transforms: CustomTransforms) -> None:
         hub.require_packages(recipe.weights)
 
 
-def check_recipe(run: Run, recipe: Recipe, where: Path, hint: str) -> None:
+def check_recipe(run: run_folder.Run, recipe: Recipe, where: Path, hint: str) -> None:
     """Raise TrainingError unless all settings that affect the result are those that the run started with."""
     facts = run.facts
     before, now = (json.loads(json.dumps(settings)) for settings in (facts.get("recipe"), recipe.to_json()))
@@ -336,7 +325,7 @@ def shared_settings(recipe: Recipe) -> dict[str, Any]:
     return {"vitruvian": __version__, **settings}
 
 
-def check_longer(run: Run, damage: str, recipe: Recipe) -> None:
+def check_longer(run: run_folder.Run, damage: str, recipe: Recipe) -> None:
     """Raise TrainingError unless a finished run can be trained longer."""
     reason, hint = "", f"start a new run from it: {argument('weights')}"
     if damage:
@@ -349,21 +338,21 @@ def check_longer(run: Run, damage: str, recipe: Recipe) -> None:
         raise TrainingError(reason, where=run.folder, hint=hint)
 
 
-def reopen(run: Run, recipe: Recipe, steps: int, best_step: int) -> None:
+def reopen(run: run_folder.Run, recipe: Recipe, steps: int, best_step: int) -> None:
     """Make a finished run one of more steps that is not finished."""
     best = run.best(best_step)
     if recipe.final == "best" and best_step and not best.exists():  # then the model has the best weights
         shutil.copytree(run.folder / "model", best)
         write_digests(best)
-    for name in (RESULT_FILE, PAGE):
+    for name in (run_folder.RESULT_FILE, PAGE):
         (run.folder / name).unlink(missing_ok=True)
-    recipe = recipe.replace(command=f"{recipe.command}; {command_line()}")
-    write_run(run.folder, recipe, run.facts | {"steps": steps})
+    recipe = recipe.replace(command=f"{recipe.command}; {run_folder.command_line()}")
+    run_folder.write_run(run.folder, recipe, run.facts | {"steps": steps})
 
 
-def rename_damaged(run: Run) -> None:
+def rename_damaged(run: run_folder.Run) -> None:
     """Rename the damaged files of a finished run, so that they are written again."""
-    for name in (RESULT_FILE, "model"):
+    for name in (run_folder.RESULT_FILE, "model"):
         if (run.folder / name).exists():
             os.replace(run.folder / name, free_name(run.folder / f"damaged-{name}"))
 
@@ -385,7 +374,7 @@ def run_facts(trainer: Trainer, data: DataRef) -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "notes": list(splits.notes),
         "teacher": teacher_digests(trainer.recipe),
-        "environment": environment(),
+        "environment": run_folder.environment(),
     }
 
 
