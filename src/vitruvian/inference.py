@@ -263,10 +263,8 @@ class Encoder:
         if tome_r is not None:
             model = with_merging(require_weights(model), tome_r)
         if len(model.meta.preprocess.mean) != model.config.in_channels:
-            raise ConfigError(
-                f"the model takes {model.config.in_channels} channels, "
-                f"its preprocessing gives {len(model.meta.preprocess.mean)}: set model.meta"
-            )
+            problem = f"the model takes {model.config.in_channels} channels,"
+            raise ConfigError(f"{problem} its preprocessing gives {len(model.meta.preprocess.mean)}: set model.meta")
         if self.engine == "auto" and model.meta.preprocess.fit == "naflex":
             self.engine = "torch"  # engines need one image size
         elif not self.engine.startswith("torch"):

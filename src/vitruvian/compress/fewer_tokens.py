@@ -199,10 +199,8 @@ def fit_cascade(
     certain = certainty > threshold
     again = 1 - certain.mean()
     if first_cost + again >= 1:
-        raise ConfigError(
-            f"this cascade saves nothing: within {argument('max_loss', max_loss, 'g')} the full model computes "
-            f"{again:.0%} of the images again, and the first pass costs {first_cost:.2f} of it"
-        )
+        reason = f"this cascade saves nothing: within {argument('max_loss', max_loss, 'g')} the full model computes"
+        raise ConfigError(f"{reason} {again:.0%} of the images again, and the first pass costs {first_cost:.2f} of it")
     return FittedCascade(
         cascade=cascade.replace(threshold=threshold),
         images=len(certainty),

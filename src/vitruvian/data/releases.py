@@ -259,12 +259,9 @@ def val_entries(folder: Path, split: str) -> Iterator[Entry]:
 def ground_truth(kit: Path) -> list[str]:
     """The WordNet id of each validation image; the kit numbers the classes in another order."""
     if not (kit / GROUND_TRUTH).is_file() or not (kit / "meta.mat").is_file():
-        raise DataError(
-            f"the images are in one folder, so {kit / GROUND_TRUTH} and {kit / 'meta.mat'} are needed "
-            "(ILSVRC2012_devkit_t12.tar.gz)",
-            where=kit.parent.parent / "val",
-            hint="or sort them into val/WORDNET-ID/",
-        )
+        reason = f"the images are in one folder, so {kit / GROUND_TRUTH} and {kit / 'meta.mat'} are needed"
+        hint = "or sort them into val/WORDNET-ID/"
+        raise DataError(f"{reason} (ILSVRC2012_devkit_t12.tar.gz)", where=kit.parent.parent / "val", hint=hint)
     try:
         synsets = read_matlab(kit / "meta.mat")["synsets"]
         ids = {int(np.ravel(row["ILSVRC2012_ID"])[0]): str(row["WNID"]) for row in synsets}

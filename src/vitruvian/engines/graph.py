@@ -152,12 +152,9 @@ def embedded_description(path: Path, session: Session) -> tuple[ModelConfig, Mod
     description = Description.from_json(parse_object(session.metadata, path, raises=CheckpointError), str(path))
     channels, classes = description.config.in_channels, description.config.num_classes
     if channels != session.shape[1] or classes not in (0, session.num_outputs):
-        raise CheckpointError(
-            f"the description has {channels} channels and {classes} classes, the graph has {session.shape[1]} and "
-            f"{session.num_outputs}: it belongs to another graph",
-            where=path,
-            hint="export it again",
-        )
+        reason = f"the description has {channels} channels and {classes} classes, the graph has {session.shape[1]} and"
+        hint = "export it again"
+        raise CheckpointError(f"{reason} {session.num_outputs}: it belongs to another graph", where=path, hint=hint)
     return description.config, description.meta
 
 

@@ -256,9 +256,8 @@ def choose_rows(kind: StudyKind, names: Sequence[str], recipe: str | None) -> li
         raise ConfigError(f"the rows {', '.join(names)} must have different names")
     if recipe and any(row.recipe for row in chosen):
         hint = f"give {argument('rows')} recipes instead"
-        raise ConfigError(
-            f"the rows of {kind.name} have recipes of their own, so that one cannot replace them", hint=hint
-        )
+        reason = f"the rows of {kind.name} have recipes of their own, so that one cannot replace them"
+        raise ConfigError(reason, hint=hint)
     return chosen
 
 
@@ -325,9 +324,8 @@ def plan_study(
         base = apply(read_recipe(recipe or row.recipe or kind.recipe), kind.small if is_small else ())
         base = apply(base, settings)
         if kind.metric == "fewshot" and not base.eval_fewshot:
-            raise ConfigError(
-                f"{name} measures few-shot accuracy", hint="set eval_fewshot to the data to measure it on"
-            )
+            reason = f"{name} measures few-shot accuracy"
+            raise ConfigError(reason, hint="set eval_fewshot to the data to measure it on")
         for value in choose_values(kind, row, columns):
             label = f"{value[0]:g}" if isinstance(value[0], float) else str(value[0])
             filled = [0 if part == "all" else part for part in value]

@@ -101,20 +101,16 @@ class Processes:
         for rank, (host, values) in enumerate(gathered):
             for name in (name for name in main if values[name] != main[name]):
                 shown, expected = (brief(v) if isinstance(v, list) else repr(v) for v in (values[name], main[name]))
-                raise TrainingError(
-                    f"process {rank} on {host} has {name}={shown}, process 0 on {main_host} has {expected}",
-                    hint="start every machine with the same command, data and version",
-                )
+                reason = f"process {rank} on {host} has {name}={shown}, process 0 on {main_host} has {expected}"
+                raise TrainingError(reason, hint="start every machine with the same command, data and version")
 
     def check_sees(self, path: Path) -> None:
         """Raise TrainingError in all processes if one of them does not see a file of the main one."""
         for rank, (host, exists) in enumerate(self.all_gather((socket.gethostname(), path.exists()))):
             if not exists:
-                raise TrainingError(
-                    f"process {rank} on {host} does not see the files that process 0 has written",
-                    where=path.parent.absolute(),
-                    hint="the folder of a run must be on a file system that all machines share",
-                )
+                reason = f"process {rank} on {host} does not see the files that process 0 has written"
+                hint = "the folder of a run must be on a file system that all machines share"
+                raise TrainingError(reason, where=path.parent.absolute(), hint=hint)
 
 
 _closed_groups: list[object] = []
@@ -141,20 +137,17 @@ def process_group(device: str) -> Iterator[Processes]:
         dist.init_process_group(dist.get_default_backend_for_device(chosen), timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         address = ":".join(os.environ.get(name, f"${name}") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        raise TrainingError(
-            f"process {rank} of {world} cannot reach the others through {address}: {describe_error(error)}",
-            hint="start all of them, and make sure that every machine can reach this address",
-        ) from error
+        reason = f"process {rank} of {world} cannot reach the others through {address}: {describe_error(error)}"
+        hint = "start all of them, and make sure that every machine can reach this address"
+        raise TrainingError(reason, hint=hint) from error
     try:
         _background = dist.new_group(backend="gloo", timeout=TIMEOUT)
         yield Processes(rank=rank, world_size=world, device=chosen, background=_background)
     except (RuntimeError, dist.DistError) as error:
         words = ("gloo", "nccl", "connection", "timed out", "peer")
         if isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words):
-            raise TrainingError(
-                f"process {rank} lost the connection: one of the {world} processes has died, see its messages",
-                hint="continue with `vit train --resume RUN`",
-            ) from error
+            reason = f"process {rank} lost the connection: one of the {world} processes has died, see its messages"
+            raise TrainingError(reason, hint="continue with `vit train --resume RUN`") from error
         raise
     finally:
         _closed_groups.extend((dist.group.WORLD, _background))

@@ -110,9 +110,8 @@ def cross_validate(
             runs = [Run(place) for place in places]
         failed = next((run for run in runs if run.state != "done"), None)
         if failed is not None:
-            raise TrainingError(
-                "training diverged in this fold", where=failed.folder, hint=f"try a lower {argument('lr')}"
-            )
+            reason = "training diverged in this fold"
+            raise TrainingError(reason, where=failed.folder, hint=f"try a lower {argument('lr')}")
         found = OutOfFold(images, assigned, recipe.group_by)
         for fold, (run, changed) in enumerate(zip(runs, recipes)):
             evaluation = evaluate_classes(fold_of(ref.dataset, changed)[1], run.folder / "model")

@@ -53,9 +53,8 @@ class Journal:
         content = path.read_bytes()[:keep_bytes] if path.is_file() else b""
         self._hash = sha256(content)
         if self.digest() != keep_digest:
-            raise TrainingError(
-                "has changed since the checkpoint was written", where=path, hint="restore it, or start a new run"
-            )
+            reason = "has changed since the checkpoint was written"
+            raise TrainingError(reason, where=path, hint="restore it, or start a new run")
         self._file: IO[bytes] = open(path, "ab")  # noqa: SIM115  (open as long as the run)
         self._file.truncate(keep_bytes)
 

@@ -360,10 +360,8 @@ class Loop:
     def diverge(self, step: int, reason: str) -> None:
         checkpoints = self.checkpoints.all()
         last = f"the last good checkpoint is {checkpoints[-1]}" if checkpoints else "there is no checkpoint yet"
-        raise Diverged(
-            f"{reason}; the batch was {brief(self.batches.keys(step), 8)}; {last}",
-            hint="try a lower lr, grad_clip=1, or precision=float32 or bfloat16",
-        )
+        problem = f"{reason}; the batch was {brief(self.batches.keys(step), 8)}; {last}"
+        raise Diverged(problem, hint="try a lower lr, grad_clip=1, or precision=float32 or bfloat16")
 
     def record_training(self) -> None:
         self.settle()

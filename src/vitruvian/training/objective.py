@@ -269,10 +269,8 @@ class Distilled(Labels):
         self.columns = None if self.uses_features else shared_classes(self.teacher, student, recipe.teacher)
         teacher_channels, student_channels = self.teacher.config.in_channels, student.config.in_channels
         if teacher_channels != student_channels and recipe.teacher_input == "same":
-            raise ConfigError(
-                f"teacher={recipe.teacher!r} takes {teacher_channels} channels, the student {student_channels}",
-                hint="use teacher_input='fixed'",
-            )
+            reason = f"teacher={recipe.teacher!r} takes {teacher_channels} channels, the student {student_channels}"
+            raise ConfigError(reason, hint="use teacher_input='fixed'")
         self.features: Tensor | None = None  # (N, F) of all training images, with `teacher_input='fixed'`
         if recipe.teacher_input == "fixed":
             self.features = self.compute_features(source, processes)
@@ -293,15 +291,11 @@ class Distilled(Labels):
     def compute_features(self, source: Source, processes: Processes) -> Tensor:
         """The features of all images, from the feature store that probes share; computed and stored if absent."""
         if isinstance(self.teacher, ViT) and self.teacher.head_dist is not None and not self.uses_features:
-            raise ConfigError(
-                f"teacher_input='fixed' stores the input of one head, {self.recipe.teacher} has two",
-                hint="use teacher_input='same'",
-            )
+            reason = f"teacher_input='fixed' stores the input of one head, {self.recipe.teacher} has two"
+            raise ConfigError(reason, hint="use teacher_input='same'")
         if self.recipe.augment.mixes:
-            raise ConfigError(
-                "teacher_input='fixed' cannot be used with mixup or cutmix",
-                hint="use teacher_input='same', or turn mixing off",
-            )
+            reason = "teacher_input='fixed' cannot be used with mixup or cutmix"
+            raise ConfigError(reason, hint="use teacher_input='same', or turn mixing off")
         encoder = Encoder(self.teacher, device=str(self.device))
         features = shared_features(encoder, source, processes, label="running the teacher")
         if features.unreadable:
@@ -348,10 +342,8 @@ def shared_classes(teacher: Model, student: Model, name: str) -> Tensor | None:
     index = {label: column for column, label in enumerate(teacher.meta.labels or ())}
     missing = [label for label in student.meta.labels or () if label not in index]
     if missing or not index:
-        raise ConfigError(
-            f"teacher={name!r} does not know the classes {brief(missing)}",
-            hint="choose another teacher, or distillation='features'",
-        )
+        reason = f"teacher={name!r} does not know the classes {brief(missing)}"
+        raise ConfigError(reason, hint="choose another teacher, or distillation='features'")
     return torch.tensor([index[label] for label in student.meta.labels or ()])
 
 

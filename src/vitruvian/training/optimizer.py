@@ -229,11 +229,8 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.warmup + self.cooldown > self.steps:
-            raise ConfigError(
-                f"warmup and cooldown of {self.warmup} and {self.cooldown} steps do not fit into "
-                f"the {self.steps} steps of the run",
-                hint="set warmup and cooldown",
-            )
+            reason = f"warmup and cooldown of {self.warmup} and {self.cooldown} steps do not fit into"
+            raise ConfigError(f"{reason} the {self.steps} steps of the run", hint="set warmup and cooldown")
 
     def lr_at(self, step: int) -> float:
         """The lr of step 0, 1, ... `steps` - 1."""

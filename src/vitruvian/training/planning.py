@@ -68,9 +68,8 @@ def choose_recipe(
 ) -> Recipe:
     """The recipe that `train` uses for these arguments; by default it depends on the data."""
     if model and not weights and (Path(model).expanduser().exists() or find_published(model)):
-        raise TrainingError(
-            f"{model} is weights, not an architecture", hint=f"to start from them, give {argument('weights')}"
-        )
+        reason = f"{model} is weights, not an architecture"
+        raise TrainingError(reason, hint=f"to start from them, give {argument('weights')}")
     if model and weights:
         raise TrainingError(
             f"{argument('model')} trains from scratch, {argument('weights')} starts from weights: give one of the two"

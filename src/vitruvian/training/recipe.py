@@ -278,10 +278,8 @@ class Recipe(Settings):
                 changes[key] = validate_field(owner, key, value, name)
             object.__setattr__(self, name, changes)
         if (self.epochs > 0) == (self.steps > 0):
-            raise ConfigError(
-                f"a recipe needs either epochs or steps, not {argument('epochs', self.epochs, 'g')} "
-                f"and {argument('steps', self.steps)}"
-            )
+            reason = f"a recipe needs either epochs or steps, not {argument('epochs', self.epochs, 'g')}"
+            raise ConfigError(f"{reason} and {argument('steps', self.steps)}")
         parse_target(self.target)
         if self.validation == "test" and (self.patience or self.final == "best"):
             raise ConfigError("patience and final='best' would select on the test split (validation='test')")

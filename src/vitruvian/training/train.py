@@ -242,9 +242,8 @@ def resume(
     if facts.get("teacher") != teacher_digests(run.recipe):
         raise TrainingError("the teacher has changed since the run began", where=run.recipe.teacher, hint="restore it")
     if data is None and not facts.get("data"):
-        raise TrainingError(
-            "the run started with a dataset object", where=run.folder, hint="pass it again, resume(run, data=...)"
-        )
+        reason = "the run started with a dataset object"
+        raise TrainingError(reason, where=run.folder, hint="pass it again, resume(run, data=...)")
     recipe = change_recipe(run.recipe, settings)
     if longer:
         check_longer(run, damage, recipe)
@@ -269,11 +268,8 @@ def resume(
         for name, now in splits.sizes.items():
             if (stored := facts.get(name.replace(" ", "_"))) != now:
                 was, are = (brief(value if isinstance(value, list) else [value]) for value in (stored, now))
-                raise TrainingError(
-                    f"the data has changed since the run began: the {name} were {was} and are now {are}",
-                    where=facts.get("data") or None,
-                    hint="restore it, or start a new run",
-                )
+                reason = f"the data has changed since the run began: the {name} were {was} and are now {are}"
+                raise TrainingError(reason, where=facts.get("data") or None, hint="restore it, or start a new run")
         splits.notes.extend([*device_notes(processes), *notes])
         report = partial(notify, listeners if processes.is_main else ())
         checkpoint = processes.on_main(lambda: Checkpoints(run.checkpoints, processes).newest_intact(report))

@@ -386,9 +386,8 @@ def _build(name: str, weights: WeightsEnum | None, progress: bool, overrides: di
     overrides = dict(overrides)
     norm, stem = overrides.pop("norm_layer", None), overrides.pop("conv_stem_configs", None)
     if unknown := next((key for key in overrides if key not in ARGUMENTS), None):
-        raise TypeError(
-            f"{name.replace('-', '_').replace('/', '_').lower()}() got an unexpected keyword argument {unknown!r}"
-        )
+        reason = f"{name.replace('-', '_').replace('/', '_').lower()}() got an unexpected keyword argument {unknown!r}"
+        raise TypeError(reason)
     if stem is not None:
         raise ConfigError("conv_stem_configs is not supported", hint="use create_model(name, stem=StemConfig(...))")
     if norm is not None:

@@ -64,9 +64,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if not path.exists():
         raise CheckpointError("no such file or folder", where=path)
     if path.suffix in GRAPH_ENDINGS and not path.is_dir():
-        raise CheckpointError(
-            "an exported graph works with predict, evaluate, serve and bench; this needs the weights", where=path
-        )
+        reason = "an exported graph works with predict, evaluate, serve and bench; this needs the weights"
+        raise CheckpointError(reason, where=path)
     weights = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), path)
     if weights.is_dir():
         reason = f"the folder contains none of {', '.join(WEIGHT_FILES)}"
@@ -175,11 +174,9 @@ def read_torch(path: Path) -> Checkpoint:
     except pickle.UnpicklingError as error:
         if "weights_only" not in str(error) and "Unsupported" not in str(error):
             raise
-        raise CheckpointError(
-            "the file contains Python objects that would run code when opened",
-            where=path,
-            hint="ask its author for torch.save(model.state_dict(), ...) or a safetensors file",
-        ) from error
+        reason = "the file contains Python objects that would run code when opened"
+        hint = "ask its author for torch.save(model.state_dict(), ...) or a safetensors file"
+        raise CheckpointError(reason, where=path, hint=hint) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"contains a {type(content).__name__}, not a dictionary of tensors", where=path)
     wrapper, others = "", list[str]()

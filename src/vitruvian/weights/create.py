@@ -129,9 +129,8 @@ def translate(config: ModelConfig, name: str, changes: Mapping[str, Any]) -> dic
         if ours not in names:
             raise UnknownNameError(f"setting of {name}", key, [*names, *TIMM_ARGUMENTS])
         if ours != key and arguments.get(ours, value) != value:
-            raise ConfigError(
-                f"{key}={short_repr(value)} contradicts {ours}={short_repr(arguments[ours])}", hint="give one"
-            )
+            reason = f"{key}={short_repr(value)} contradicts {ours}={short_repr(arguments[ours])}"
+            raise ConfigError(reason, hint="give one")
         if key == "global_pool" and isinstance(config, ViTConfig):
             check_choice(key, value, TIMM_POOLS)
             value = TIMM_POOLS[value]
@@ -216,10 +215,8 @@ class FeatureModel(nn.Module):
     def __init__(self, model: Model, out_indices: int | Sequence[int] = 3) -> None:
         super().__init__()
         if not isinstance(model, ViT):
-            raise ConfigError(
-                "features_only=True is for Vision Transformers",
-                hint="vitruvian.features(model, images, layers=[0, 1, 2, 3]) returns the maps of a ResNet's stages",
-            )
+            hint = "vitruvian.features(model, images, layers=[0, 1, 2, 3]) returns the maps of a ResNet's stages"
+            raise ConfigError("features_only=True is for Vision Transformers", hint=hint)
         indices = tuple(sorted(set(take_indices(len(model.blocks), out_indices))))
         if not indices:
             raise ConfigError("out_indices= is empty", hint="give at least one block")

@@ -222,9 +222,8 @@ def best_trial(sweep: Path) -> Path:
         results = {str(trial.get("folder")): float(trial[metric]) for trial in tests}
         is_averaged = bool((record.get("soup") or {}).get("kept"))
     if not results:
-        raise CheckpointError(
-            "no trial of this fine-tuning has finished", where=sweep, hint="run the same `vit finetune` to resume it"
-        )
+        reason = "no trial of this fine-tuning has finished"
+        raise CheckpointError(reason, where=sweep, hint="run the same `vit finetune` to resume it")
     if is_averaged:
         print_status(f"note: using the average of the seeds in {sweep / SOUP_FOLDER}")
         return sweep / SOUP_FOLDER
@@ -246,10 +245,8 @@ def choose_labels(
     if stated is None or changes.head == "new" or num_classes != description.config.num_classes:
         return None
     if len(stated) != num_classes:
-        raise CheckpointError(
-            f"the file names {len(stated)} labels for a head of {num_classes} classes",
-            hint="correct the labels in its JSON file, or call vitruvian.load with labels=[...]",
-        )
+        hint = "correct the labels in its JSON file, or call vitruvian.load with labels=[...]"
+        raise CheckpointError(f"the file names {len(stated)} labels for a head of {num_classes} classes", hint=hint)
     return stated
 
 
@@ -443,9 +440,6 @@ def load_autoencoder(source: str | Path) -> MaskedAutoencoder:
     except (ConfigError, RuntimeError) as error:
         raise CheckpointError(f"the decoder cannot be read: {error}", where=path) from error
     if unused or problems.missing_keys or problems.unexpected_keys:
-        raise CheckpointError(
-            f"names of the decoder do not fit: missing {problems.missing_keys}, "
-            f"not used {[*unused, *problems.unexpected_keys]}",
-            where=path,
-        )
+        reason = f"names of the decoder do not fit: missing {problems.missing_keys},"
+        raise CheckpointError(f"{reason} not used {[*unused, *problems.unexpected_keys]}", where=path)
     return model.eval()

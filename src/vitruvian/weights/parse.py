@@ -372,10 +372,8 @@ def trained_grid(native: Tensors, facts: Facts, hints: LoadHints, stride: int) -
         if requested is not None and requested[0] * requested[1] == count:
             return requested
     grids = [f"{rows}x{patches // rows}" for rows in range(2, patches // 2 + 1) if patches % rows == 0]
-    raise CheckpointError(
-        f"{patches} positions are not a square grid and the file does not state its shape",
-        hint=f"pass grid=(rows, columns), one of {', '.join(grids) or 'none possible'}",
-    )
+    reason = f"{patches} positions are not a square grid and the file does not state its shape"
+    raise CheckpointError(reason, hint=f"pass grid=(rows, columns), one of {', '.join(grids) or 'none possible'}")
 
 
 def as_grid(size: Size | None, stride: int) -> Size | None:
@@ -388,10 +386,8 @@ def find_heads(width: int, asked: int | None, stated: int | None) -> int:
         raise CheckpointError(f"{argument('num_heads', asked)} contradicts the file, which has {stated} heads")
     heads = next((count for count in (stated, asked, HEADS.get(width)) if count is not None), None)
     if heads is None:
-        raise CheckpointError(
-            f"the file does not state the number of heads, and no published model has width {width}",
-            hint=f"pass {argument('num_heads')}",
-        )
+        reason = f"the file does not state the number of heads, and no published model has width {width}"
+        raise CheckpointError(reason, hint=f"pass {argument('num_heads')}")
     return heads
 
 

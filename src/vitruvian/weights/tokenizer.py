@@ -151,10 +151,8 @@ class Tokenizer:
         tokens = torch.tensor([encoding.ids for encoding in encodings])
         highest = int(tokens.max())
         if highest >= self.vocabulary:
-            raise CheckpointError(
-                f"the tokenizer returned token {highest}, but the text tower has {self.vocabulary} tokens; the "
-                "tokenizer belongs to another model"
-            )
+            reason = f"the tokenizer returned token {highest}, but the text tower has {self.vocabulary} tokens; the"
+            raise CheckpointError(f"{reason} tokenizer belongs to another model")
         return tokens, torch.tensor([encoding.attention_mask for encoding in encodings]) if self.masks else None
 
 
@@ -188,11 +186,8 @@ def read_tokenizer(folder: Path, *, lowercase: bool = True) -> Any:
     except Exception as error:  # the library raises Exception itself
         reason = f"the tokenizer cannot be read: {single_spaces(str(error))[:200]}"
         raise CheckpointError(reason, where=folder) from error
-    raise CheckpointError(
-        "no tokenizer: texts need tokenizer.json, vocab.json with merges.txt, vocab.txt (BERT) or "
-        f"{TOKENIZER_FILES[-1]}",
-        where=folder,
-    )
+    reason = "no tokenizer: texts need tokenizer.json, vocab.json with merges.txt, vocab.txt (BERT) or"
+    raise CheckpointError(f"{reason} {TOKENIZER_FILES[-1]}", where=folder)
 
 
 def check_tokenizer(path: Path) -> None:

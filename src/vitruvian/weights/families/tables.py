@@ -227,10 +227,8 @@ def split_positions(native: Tensors, config: ViTConfig) -> Tensors:
     extra = joined.shape[1] - rows * columns if fits else -1
     tokens = config.cls_token + config.distillation
     if extra not in (0, tokens, tokens + config.reg_tokens):
-        raise CheckpointError(
-            f"positions have shape {tuple(joined.shape)}, which does not fit a grid of {rows}x{columns} patches "
-            f"and {tokens} tokens before them"
-        )
+        reason = f"positions have shape {tuple(joined.shape)}, which does not fit a grid of {rows}x{columns} patches"
+        raise CheckpointError(f"{reason} and {tokens} tokens before them")
     prefix, grid = joined[0, :extra], joined[0, extra:].reshape(rows, columns, -1)
     if config.prefix_pos_embeds:
         state["embed.prefix_pos_embed"] = prefix[:tokens] if extra else prefix.new_zeros(tokens, config.width)

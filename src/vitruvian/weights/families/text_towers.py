@@ -232,10 +232,8 @@ def text_tower(family: TextFamily, checkpoint: Checkpoint, tensors: Tensors) -> 
     missing = family.table.foreign_names((name for name in expected if name not in native), config.blocks)
     surplus = [*(name for name in native if name not in expected), *unused]
     if missing or surplus:
-        raise CheckpointError(
-            f"names do not fit a text tower of this shape: {len(missing)} not found: {brief(missing)}; "
-            f"{len(surplus)} not used: {brief(surplus)}"
-        )
+        reason = f"names do not fit a text tower of this shape: {len(missing)} not found: {brief(missing)};"
+        raise CheckpointError(f"{reason} {len(surplus)} not used: {brief(surplus)}")
     for name, tensor in native.items():
         if tensor.shape != expected[name].shape:
             shapes = f"{tuple(tensor.shape)}, expected {tuple(expected[name].shape)}"
