@@ -11,7 +11,6 @@ license, read the model card of the weights.
 import csv
 import json
 import re
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -20,6 +19,7 @@ from typing import Any, Literal
 from vitruvian.config import NUMERICS, ModelConfig, ResNetConfig, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.settings import Size
+from vitruvian.text import package_table
 
 VARIANTS: dict[str, ModelConfig] = {}
 """Our name of a model -> its config, with 1000 classes and the image size it was published for."""
@@ -29,7 +29,7 @@ EXACT: dict[str, str] = {}
 
 def _read_models() -> None:
     """Fill `VARIANTS` and `EXACT` from `models.toml`."""
-    content = tomllib.loads((files("vitruvian") / "models.toml").read_text(encoding="utf-8"))
+    content = package_table("models.toml")
     for row in content["models"]:
         names, settings = row.pop("names"), content["shared"].get(row.pop("include", ""), {}) | row
         settings |= {"numerics": NUMERICS[settings["numerics"]]} if "numerics" in settings else {}
@@ -180,12 +180,6 @@ def published_names() -> list[str]:
 def published_for(variant: str) -> list[Published]:
     """The published weights of a variant, in the order of the table."""
     return [row for row in PUBLISHED.values() if row.variant == variant]
-
-
-def augreg_address(name: str) -> str | None:
-    """The https URL of `augreg/FILENAME`, any of the AugReg checkpoints; None for another name."""
-    match = re.fullmatch(r"augreg/([\w+.-]+-do_[\w+.-]+)", name, re.ASCII)
-    return web_address(f"{AUGREG}/{match[1]}.npz") if match else None
 
 
 def web_address(name: str) -> str:

@@ -2,14 +2,14 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 from vitruvian.errors import UnknownNameError
+from vitruvian.text import package_table
 
 DATA_VARIABLE = "VITRUVIAN_DATA"
 DEFAULT_ROOT = "~/vitruvian-data"
@@ -92,21 +92,14 @@ def _fill(value: Any, row: Mapping[str, Any]) -> Any:
     return _fill(row[column], {}) if column in row and value == f"{{{column}}}" else value.format(**row)
 
 
-def _read_tasks() -> Iterator[Task]:
-    import tomllib  # `vit --help` reads no file
-
-    content = tomllib.loads((files("vitruvian") / "tasks.toml").read_text(encoding="utf-8"))
-    for task in content["tasks"]:
-        yield Task(**_fill(task, {}))
-    for family in content["families"]:
-        for row in family["rows"]:
-            yield Task(**_fill(family["task"], dict(zip(family["columns"], row))))
-
-
 @cache
 def all_tasks() -> dict[str, Task]:
     """All tasks by name."""
-    return {task.name: task for task in _read_tasks()}
+    content = package_table("tasks.toml")
+    tasks = [Task(**_fill(task, {})) for task in content["tasks"]]
+    for family in content["families"]:
+        tasks += [Task(**_fill(family["task"], dict(zip(family["columns"], row)))) for row in family["rows"]]
+    return {task.name: task for task in tasks}
 
 
 def vtab_tasks() -> list[Task]:

@@ -1,10 +1,11 @@
-"""Text for terminals and messages: single lines, tables, durations, sizes, counts."""
+"""Text for terminals and messages: single lines, tables, durations, sizes, counts; the tables in the package."""
 
 import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from importlib.resources import files
 from itertools import zip_longest
 from typing import Any, TextIO
 
@@ -112,3 +113,10 @@ def natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
     """A sort key that puts `class2` before `class10`."""
     parts = re.split(r"(\d+)", name.casefold())
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part], name
+
+
+def package_table(name: str) -> dict[str, Any]:
+    """The content of a TOML file in the package."""
+    import tomllib  # `vit --help` reads no file
+
+    return tomllib.loads((files("vitruvian") / name).read_text(encoding="utf-8"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self, get_args
+from typing import Any, Self, get_args
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ class BatchPlan:
 
     source: Source
     batch_size: int  # samples per batch over all processes
-    seed: int
+    seed: int = 0  # of the order and of the generators
     training: bool  # whether to shuffle, differently in each epoch; otherwise the source's order
     drop_last: bool  # whether to drop the last batch of an epoch if it is short
     rank: int = 0
@@ -312,59 +312,35 @@ class Loader:
         source: Source,
         *,
         transform: SampleTransform,
-        batch_size: int,
         training: bool,
-        seed: int = 0,
         workers: int = 0,
-        rank: int = 0,
-        world: int = 1,
         drop_last: bool | None = None,
-        sampling: Sampling = "uniform",
-        repeats: int = 1,
         max_unreadable: float = 0.01,
         alternate_flip: bool = False,
+        **plan: Any,
     ) -> None:
         """Args:
         source: The images.
         transform: Makes a tensor of an image and a random generator.
-        batch_size: Samples per batch over all `world` processes; see `BatchPlan` for the order.
         training: Whether to shuffle and to replace unreadable images by the next readable ones; an evaluation
             skips them.
-        seed: Seed of the order and of the generators.
         workers: Number of worker processes; 0 makes the batches in this process.
-        rank: Index of this process among `world`.
         drop_last: Whether to drop a short last batch; by default in training.
-        sampling: `uniform` or `balanced`.
-        repeats: Augmented versions of each sample per batch.
         max_unreadable: Share of an epoch's images that may be unreadable before DataError is raised; ten images or
             a quarter are always accepted, whichever is less.
         alternate_flip: Whether to flip every image horizontally in every other epoch.
+        plan: Fields of `BatchPlan`: batch_size, and perhaps seed, rank, world, sampling and repeats.
         """
         validate("workers", WorkerCount, workers)
         check_range("max_unreadable", max_unreadable, 0.0, 1.0)
-        self.plan = BatchPlan(
-            source=source,
-            batch_size=batch_size,
-            seed=seed,
-            training=training,
-            drop_last=training if drop_last is None else drop_last,
-            rank=rank,
-            world=world,
-            sampling=sampling,
-            repeats=repeats,
-        )
+        drop_last = training if drop_last is None else drop_last
+        self.source = source
+        self.plan = BatchPlan(source=source, training=training, drop_last=drop_last, **plan)
+        self.steps_per_epoch = self.plan.steps
         self.max_unreadable = max_unreadable
         self.unreadable: dict[str, str] = {}  # why samples could not be read, by key
         self._make = BatchMaker(self.plan, transform, alternate_flip)
         self._workers: Workers[tuple[int, int], RawBatch] | None = Workers(self._make, workers) if workers else None
-
-    @property
-    def source(self) -> Source:
-        return self.plan.source
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.plan.steps
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches from step `start` on, as in an uninterrupted epoch; ends the iteration of an earlier call."""

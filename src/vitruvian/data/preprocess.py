@@ -2,13 +2,13 @@
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitruvian.config import Preprocess
+from vitruvian.config import Interpolation, Preprocess
 from vitruvian.data.decode import ImageInput, decode
 from vitruvian.errors import ConfigError
 from vitruvian.settings import Size
@@ -16,13 +16,8 @@ from vitruvian.settings import Size
 if TYPE_CHECKING:
     from torch import Tensor  # imported by `apply_preprocess` only, so that other processes start quickly
 
-FILTERS = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "area": Image.Resampling.BOX,
-    "lanczos": Image.Resampling.LANCZOS,
-}
+FILTERS = {name: Image.Resampling["BOX" if name == "area" else name.upper()] for name in get_args(Interpolation)}
+"""Pillow's filters by our names."""
 
 LARGEST_RESIZE = 2**24  # maximum pixels of a resized image; above it, only the part that the crop keeps is resized
 LONGEST_SIDE, SMALLEST_SIDE = 640, 256  # of an image on the screen; smaller ones are enlarged with square pixels

@@ -5,20 +5,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 from vitruvian.cost import parameters
 from vitruvian.errors import ConfigError, TrainingError, UnknownNameError, argument
-from vitruvian.files import parse_toml, write_json, write_text
+from vitruvian.files import write_json, write_text
 from vitruvian.progress import print_status
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.html import PAGE, render, write_image
 from vitruvian.study import STUDY_FILE
 from vitruvian.study.paper import differs_text, paper_chart, paper_number, paper_text
 from vitruvian.tasks import SEEDS
-from vitruvian.text import format_duration
+from vitruvian.text import format_duration, package_table
 from vitruvian.training.distributed import process_group
 from vitruvian.training.finetune import format_mean, mean_and_std, train_series
 from vitruvian.training.initial_model import config_of, scale_size, without_shape
@@ -74,7 +73,7 @@ class StudyKind:
 @cache
 def study_kinds() -> dict[str, StudyKind]:
     """All studies that train models, by name."""
-    content = parse_toml((files("vitruvian") / "studies.toml").read_bytes(), "studies.toml")
+    content = package_table("studies.toml")
     shared = content.pop("small")
     return {
         name: StudyKind(

@@ -10,7 +10,6 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
-from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -30,10 +29,9 @@ from vitruvian.data.formats import open_dataset
 from vitruvian.data.loader import Batch
 from vitruvian.data.sources import Source
 from vitruvian.errors import ConfigError, DataError, ImageError, TrainingError, UnknownNameError, argument
-from vitruvian.files import parse_toml
 from vitruvian.machine import free_megabytes
 from vitruvian.settings import check_range
-from vitruvian.text import format_bytes, format_duration
+from vitruvian.text import format_bytes, format_duration, package_table
 from vitruvian.training.distributed import process_group
 from vitruvian.training.initial_model import HEAD_IMAGES, config_of, model_for, scale_size, target_of, without_shape
 from vitruvian.training.loop import Trainer
@@ -420,7 +418,7 @@ TPU = "TPUv3-core"
 @cache
 def cluster_tables() -> dict[str, Any]:
     """Accelerators, and the data and the cost of the paper's runs."""
-    return parse_toml((files("vitruvian") / "clusters.toml").read_bytes(), "clusters.toml")
+    return package_table("clusters.toml")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,6 +33,7 @@ from vitruvian.settings import (
     validate_field,
 )
 from vitruvian.targets import KINDS, parse_target
+from vitruvian.text import package_table
 
 Steps = Annotated[int, Range(0, 10**12)]
 Lr = Annotated[float, Range(1e-12, 1e6)]
@@ -377,8 +378,8 @@ FROM_DATA = dict.fromkeys(("num_classes", "classes", "num_labels"), "the data, w
 @cache
 def names_elsewhere() -> dict[str, str]:
     """Our settings by their names in other libraries."""
-    content = parse_toml((files("vitruvian") / "other_names.toml").read_bytes(), "other_names.toml")
-    return {other: name for name, others in content["settings"].items() for other in others.split()}
+    settings = package_table("other_names.toml")["settings"]
+    return {other: name for name, others in settings.items() for other in others.split()}
 
 
 RECIPES = files("vitruvian") / "recipes"

@@ -21,6 +21,7 @@ from vitruvian.errors import CheckpointError, ConversionError
 from vitruvian.files import atomic_path, json_bytes, read_object
 from vitruvian.model.build import Model
 from vitruvian.model.lora import Update, lora_layers, rows_of
+from vitruvian.text import package_table
 from vitruvian.weights.checkpoint_files import check_values, read_file, write_tensors
 from vitruvian.weights.description import Description
 from vitruvian.weights.families.huggingface_vit import HuggingFaceViT
@@ -31,26 +32,8 @@ PREFIX = "base_model.model."
 SAMPLES = 8  # weights per layer that an adapter stores of its base
 SAMPLE_TOLERANCE = 0.01  # of their root mean square; a base stored in 16 bits differs less
 
-LAYER_NAMES = {
-    "q": r".*\b(q_proj|query)",
-    "k": r".*\b(k_proj|key)",
-    "v": r".*\b(v_proj|value)",
-    "qkv": r"attn\.qkv",
-    "proj": r"attention\.output\.dense|attn\.proj|.*\b(o_proj|out_proj)",
-    "fc1": r"intermediate\.dense|mlp\.fc1",
-    "fc2": r"output\.dense|mlp\.fc2",
-}
-"""The names of a part after the number of its block, in all libraries."""
-HEAD_NAMES = {"classifier": "head", "cls_classifier": "head", "distillation_classifier": "head_dist"}
-TRANSFORMERS_NAMES = {
-    "q": "attention.q_proj",
-    "k": "attention.k_proj",
-    "v": "attention.v_proj",
-    "proj": "attention.o_proj",
-    "fc1": "mlp.fc1",
-    "fc2": "mlp.fc2",
-}
-"""Names of these layers in the ViT of transformers 5."""
+NAMES = package_table("weights/families/peft.toml")
+LAYER_NAMES, HEAD_NAMES, TRANSFORMERS_NAMES = NAMES["layers"], NAMES["heads"], NAMES["transformers"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,34 +9,16 @@ from typing import Any, Literal, overload
 from torch import Tensor, nn
 
 from vitruvian.catalog import PUBLISHED, VARIANTS, find_published, published_names, resolve
-from vitruvian.config import NUMERICS, TIMM_POOLS, ModelConfig, Preprocess, ViTConfig
+from vitruvian.config import NUMERICS, TIMM_POOLS, ModelConfig, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError, short_repr
 from vitruvian.model.build import Model, build, empty
 from vitruvian.model.lora import plain_state
 from vitruvian.model.vit import ViT, take_indices
 from vitruvian.settings import check_choice
-from vitruvian.weights.families.timm_config import Architecture, find_architecture, rows
+from vitruvian.weights.families.timm_config import NAMES, Architecture, find_architecture, rows
 from vitruvian.weights.load import assemble, load
 
-TIMM_ARGUMENTS = {
-    "in_chans": "in_channels",
-    "img_size": "image_size",
-    "drop_path_rate": "drop_path",
-    "attn_drop_rate": "attention_dropout",
-    "class_token": "cls_token",
-    "global_pool": "pool",
-}
-"""Arguments of timm, and our settings."""
-UNSUPPORTED = {
-    "drop_rate": "there is no dropout before the head alone; dropout= acts in every layer",
-    "pos_drop_rate": "dropout= acts on the embedding and in every layer",
-    "proj_drop_rate": "dropout= acts on the embedding and in every layer",
-    "patch_drop_rate": "set model.patch_drop of the created model",
-    "checkpoint_path": "load the file with vitruvian.load",
-    "exportable": "every model can be exported",
-    "scriptable": "TorchScript is not supported",
-}
-"""Arguments of timm that have no effect if they are 0 or False, and the reason why other values are refused."""
+TIMM_ARGUMENTS, UNSUPPORTED = NAMES["create"], NAMES["unsupported"]
 WHILE_LOADING = ("image_size", "num_classes", "patch_size")  # settings that `load` changes
 
 
@@ -147,7 +129,10 @@ def adapt(model: Model, settings: Mapping[str, Any]) -> Model:
     if config.in_channels != model.config.in_channels:
         first = next(key for key, tensor in state.items() if tensor.dim() == 4)
         state[first] = adapt_channels(state[first], config.in_channels)
-        meta = meta.replace(preprocess=preprocess_channels(meta.preprocess, config.in_channels), cascade=None)
+        # the preprocessing of gray images has the mean over the colors; otherwise its values are repeated
+        channels, before = config.in_channels, (meta.preprocess.mean, meta.preprocess.std)
+        mean, std = ((sum(old) / len(old),) if channels == 1 else (old * channels)[:channels] for old in before)
+        meta = meta.replace(preprocess=meta.preprocess.replace(mean=mean, std=std), cascade=None)
     if config == model.config:
         return model
     changed = empty(config)
@@ -170,15 +155,6 @@ def adapt_channels(kernel: Tensor, channels: int) -> Tensor:
     count = kernel.shape[1]
     repeated = kernel.repeat(1, -(-channels // count), 1, 1)[:, :channels].float() * (count / channels)
     return repeated.to(kernel.dtype)
-
-
-def preprocess_channels(preprocess: Preprocess, channels: int) -> Preprocess:
-    """The preprocessing for another number of channels: the mean over the colors if gray, otherwise repeated."""
-
-    def values(old: tuple[float, ...]) -> tuple[float, ...]:
-        return (sum(old) / len(old),) if channels == 1 else (old * channels)[:channels]
-
-    return preprocess.replace(mean=values(preprocess.mean), std=values(preprocess.std))
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,8 +123,8 @@ def _location(name: str) -> str:
     """The location of published weights; raises the most helpful error if there is none."""
     if row := catalog.find_published(name):
         return row.location
-    if address := catalog.augreg_address(name):
-        return address
+    if match := re.fullmatch(r"augreg/([\w+.-]+-do_[\w+.-]+)", name, re.ASCII):  # any of the AugReg checkpoints
+        return catalog.web_address(f"{catalog.AUGREG}/{match[1]}.npz")
     if name.startswith(("gs://", "https://")):
         return catalog.web_address(name)
     if name.endswith((*SUFFIXES, *GRAPH_ENDINGS)) or name.startswith((".", "/", "~")) or "\\" in name:

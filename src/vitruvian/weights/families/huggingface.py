@@ -2,38 +2,18 @@
 
 from typing import Any, ClassVar
 
-from vitruvian.config import NUMERICS, Gelu, Interpolation, ModelMeta, Numerics, PositionResize, Preprocess, ViTConfig
+from vitruvian.config import NUMERICS, Interpolation, ModelMeta, Numerics, Preprocess, ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.model.text_tower import TextConfig
 from vitruvian.settings import Size
+from vitruvian.text import package_table
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, Family, vit_obstacles
 from vitruvian.weights.families.tables import Tensors
 
-PREFIXES = {"vit_msn": "vit", "data2vec-vision": "data2vec_vision"}
-"""Prefix of the names in a model with a head, if it is not the model type."""
-POSITION_RESIZE: dict[str, PositionResize] = {
-    "dinov2_with_registers": "bicubic_antialias",
-    "siglip2_vision_model": "bilinear_antialias",
-    "tipsv2_vision_model": "bilinear_antialias",
-}
-"""How transformers resamples the positions of a model type, if not as those of most."""
+NAMES = package_table("weights/families/huggingface.toml")
 DEFAULT_DEPTH = 12  # `num_hidden_layers` of all these model types if `config.json` does not state it
-ENCODER_SETTINGS = {
-    "hidden_size": "width",
-    "intermediate_size": "mlp_dim",
-    "num_hidden_layers": "depth",
-    "num_attention_heads": "num_heads",
-}
-IMAGE_SETTINGS = {"num_channels": "in_channels", "patch_size": "patch_size"}
-DROPOUTS = {"hidden_dropout_prob": "dropout", "attention_probs_dropout_prob": "attention_dropout"}
-"""Names in `config.json` and ours: of image and text towers, of image towers, and of training."""
-ACTIVATIONS: dict[str, Gelu] = {
-    **dict.fromkeys(("gelu", "gelu_python"), "erf"),
-    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "tanh"),
-    "quick_gelu": "quick",
-}
-WRITTEN_ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
+ENCODER_SETTINGS, IMAGE_SETTINGS, ACTIVATIONS = NAMES["encoder"], NAMES["image"], NAMES["activations"]
 
 
 class HuggingFace(Family[ViTConfig]):
@@ -75,7 +55,7 @@ class HuggingFace(Family[ViTConfig]):
             raise CheckpointError(f"config.json says model_type {kind!r}, the names inside are those of {names}")
         size, numerics = settings.get("image_size"), self.numerics_of({"model_type": kind} | settings)
         return Facts(
-            numerics=numerics.replace(position_resize=POSITION_RESIZE.get(kind, numerics.position_resize)),
+            numerics=numerics.replace(position_resize=NAMES["position_resize"].get(kind, numerics.position_resize)),
             num_heads=read_int(settings, "num_attention_heads", self.default_heads),
             depth=read_int(settings, "num_hidden_layers", DEFAULT_DEPTH),
             stated=self.shape_settings(settings) | stated_classes(settings, tensors),
@@ -121,7 +101,7 @@ class HuggingFace(Family[ViTConfig]):
         if not config.num_classes:
             return tensors
         kind = self.model_type(config)
-        prefix = PREFIXES.get(kind, kind) + "."
+        prefix = NAMES["prefixes"].get(kind, kind) + "."
         return {name if "classifier" in name else prefix + name: tensor for name, tensor in tensors.items()}
 
     def json_files(self, config: ViTConfig, meta: ModelMeta) -> dict[str, Any]:
@@ -138,7 +118,7 @@ class HuggingFace(Family[ViTConfig]):
 
     def reader_config(self, config: ViTConfig) -> ViTConfig:
         """`config.json` states GELU and eps, so only the resampling of positions is the family's."""
-        resize = POSITION_RESIZE.get(self.model_type(config), self.numerics.position_resize)
+        resize = NAMES["position_resize"].get(self.model_type(config), self.numerics.position_resize)
         return config.replace(numerics=config.numerics.replace(position_resize=resize))
 
     def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
@@ -149,7 +129,7 @@ class HuggingFace(Family[ViTConfig]):
         class_name += "WithTeacher" if config.distillation and config.num_classes else ""
         class_name += "WithProjection" if config.representation_size else ""
         settings = {"architectures": [class_name], "model_type": kind} | encoder_json(config)
-        settings |= {theirs: getattr(config, ours) for theirs, ours in (DROPOUTS | IMAGE_SETTINGS).items()}
+        settings |= {theirs: getattr(config, ours) for theirs, ours in (NAMES["dropouts"] | IMAGE_SETTINGS).items()}
         size = rows if rows == columns else [rows, columns]
         settings |= {"image_size": size, "qkv_bias": config.qkv_bias, "dtype": "float32"}
         if config.num_classes:
@@ -162,7 +142,7 @@ class HuggingFace(Family[ViTConfig]):
 def encoder_json(config: ViTConfig | TextConfig) -> dict[str, Any]:
     """The settings of the Transformer in `config.json`, which image and text towers share."""
     sizes = {theirs: getattr(config, ours) for theirs, ours in ENCODER_SETTINGS.items()}
-    activation = WRITTEN_ACTIVATIONS[config.numerics.gelu]
+    activation = NAMES["written_activations"][config.numerics.gelu]
     return sizes | {"hidden_act": activation, "layer_norm_eps": config.numerics.norm_eps}
 
 

@@ -9,7 +9,7 @@ from vitruvian.config import CLIP_MEAN, CLIP_STD, ModelMeta, Numerics, Preproces
 from vitruvian.errors import CheckpointError
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, check_settings, model_type_obstacles
-from vitruvian.weights.families.huggingface import HuggingFace, read_int, read_labels, stated_classes
+from vitruvian.weights.families.huggingface import NAMES, HuggingFace, read_int, read_labels, stated_classes
 from vitruvian.weights.families.tables import TABLES, Tensors
 from vitruvian.weights.families.timm_layout import as_kernel, as_matrix
 
@@ -134,7 +134,7 @@ class HuggingFaceTower(HuggingFace):
         processor = self.processor_preprocess(config, meta.preprocess)
         files = super().json_files(config, meta.replace(preprocess=processor))
         written = files.get("preprocessor_config.json")
-        general, specific = PROCESSORS.get(self.model_type(config), ("", ""))
+        general, specific = NAMES["processors"].get(self.model_type(config), ("", ""))
         if written is not None and written["image_processor_type"] == general:
             written["image_processor_type"] = specific
         return files
@@ -153,10 +153,3 @@ def naflex_preprocess(preprocess: Preprocess, config: ViTConfig) -> Preprocess:
     """Keep the aspect ratio of each image, with as many patches as the model has positions."""
     patches = config.grid[0] * config.grid[1]
     return preprocess.replace(fit="naflex", patch_size=config.patch_size, max_num_patches=patches)
-
-
-PROCESSORS = {
-    **dict.fromkeys((CLIP, METACLIP), ("BitImageProcessor", "CLIPImageProcessor")),
-    SIGLIP[0]: ("ViTImageProcessor", "SiglipImageProcessor"),
-}
-"""By model type: the processor that we write in general, and the equivalent one that is usual for it."""

@@ -10,7 +10,7 @@ from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, Numerics, Preprocess, 
 from vitruvian.errors import CheckpointError
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, check_settings, imagenet_preprocess, model_type_obstacles
-from vitruvian.weights.families.huggingface import HuggingFace, read_bool, read_int
+from vitruvian.weights.families.huggingface import NAMES, HuggingFace, read_bool, read_int
 from vitruvian.weights.families.tables import TABLES, Tensors, rename
 
 QKV = ("query", "key", "value")
@@ -70,11 +70,6 @@ class HuggingFaceViT(HuggingFace):
 BIAS = "relative_position_bias.relative_position_bias_table"
 SHARED_BIAS = f"encoder.{BIAS}"
 SHARED_BIAS_IN_MEMORY = "shared_position_bias.relative_position_bias_table"
-OTHER_HEADS = {
-    "lm_head.": "the head of masked image modelling, which predicts visual tokens of hidden patches",
-    "decode_head.": "a segmentation head",
-}
-"""Prefixes of heads that return neither classes nor features, and what they are."""
 
 
 class HuggingFaceBeit(HuggingFace):
@@ -90,7 +85,7 @@ class HuggingFaceBeit(HuggingFace):
 
     def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
         """Add zero biases for keys, and a bias table shared by all layers to each; drop the indices of older files."""
-        for prefix, what in OTHER_HEADS.items():
+        for prefix, what in NAMES["other_heads"].items():
             if any(name.startswith(prefix) for name in tensors):
                 raise CheckpointError(
                     f"the weights have {what} ({prefix}*)",

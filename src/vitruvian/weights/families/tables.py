@@ -4,11 +4,9 @@ The names are in `names.toml`, which explains its notation.
 """
 
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, product
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from torch import Tensor
 from vitruvian.config import ModelConfig, ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError
 from vitruvian.model.positions import sincos_positions
+from vitruvian.text import package_table
 
 # D width, H heads, d = D // H
 # N patches in R rows and C columns
@@ -198,7 +197,7 @@ def _read_tables(content: dict[str, Any]) -> dict[str, Table]:
     return {name: Table(**fields) for name, fields in resolved.items()}
 
 
-_CONTENT = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
+_CONTENT = package_table("weights/families/names.toml")
 REFUSED: dict[str, str] = _CONTENT.pop("refused")
 """Model types of transformers that are not read, and why."""
 TABLES = _read_tables(_CONTENT)

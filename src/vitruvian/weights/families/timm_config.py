@@ -6,7 +6,6 @@
 import json
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -28,6 +27,7 @@ from vitruvian.config import (
 )
 from vitruvian.errors import CheckpointError
 from vitruvian.settings import Size, as_size
+from vitruvian.text import package_table
 
 DISTILLED = "VisionTransformerDistilled"
 
@@ -38,7 +38,7 @@ SETTINGS = (
 """Settings of ViTConfig that the arrays of a timm model do not determine, besides its heads."""
 NUMERIC_SETTINGS = ("gelu", "norm_eps", "position_resize", "square_positions")
 
-NAMES = tomllib.loads(Path(__file__).with_name("timm.toml").read_text(encoding="utf-8"))
+NAMES = package_table("weights/families/timm.toml")
 SHAPE_ARGUMENTS, HEADS, ROTARY = NAMES["shape"], NAMES["heads"], NAMES["rotary"]
 CHOICES: dict[str, tuple[str, Mapping[Any, Any]]] = {
     "global_pool": ("pool", TIMM_POOLS),
