@@ -188,9 +188,8 @@ def open_index(result: BulkResult, width: int, tables: Iterable[Any]) -> Any:
     usearch = require("usearch.index", "search")
     path = cache_folder() / "search" / f"{result.identity}-{LINKS}.usearch"
     made_of = path.with_suffix(".json")
-    index = usearch.Index(
-        ndim=width, metric="cos", dtype="f16", connectivity=LINKS, expansion_add=128, expansion_search=CANDIDATES
-    )
+    settings = {"connectivity": LINKS, "expansion_add": 128, "expansion_search": CANDIDATES}
+    index = usearch.Index(ndim=width, metric="cos", dtype="f16", **settings)
     with file_lock(path.with_suffix(".lock")):
         stamps = result.folder.stamps("part-")
         is_current = False

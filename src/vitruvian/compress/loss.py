@@ -219,7 +219,6 @@ def open_labeled(data: object, model: ImageModel, *, training: bool) -> tuple[So
     try:
         return split, label_space(dataset.classes, labels=model.meta.labels, total=model.config.num_classes)
     except DataError:
-        print_status(
-            f"note: the classes of {dataset.name} are not the model's; the loss is estimated from its probabilities"
-        )
+        estimated = "the loss is estimated from its probabilities"
+        print_status(f"note: the classes of {dataset.name} are not the model's; {estimated}")
         return split, None

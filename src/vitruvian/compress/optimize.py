@@ -216,9 +216,8 @@ def optimize(
                 write_graph(Path(single.path), folder, "single", single.engine)
             numbers = result.to_json()
             (folder / "optimize.json").write_bytes(json_bytes(numbers))
-            page = optimize_page(
-                f"{classifier.name}: {result.headline}", numbers, result.rows(), str(result.chosen.loss)
-            )
+            title = f"{classifier.name}: {result.headline}"
+            page = optimize_page(title, numbers, result.rows(), str(result.chosen.loss))
             (folder / PAGE).write_text(page, encoding="utf-8")
     return result
 

@@ -60,9 +60,8 @@ HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b
 HAS_HEIF = importlib.util.find_spec("pillow_heif") is not None
 NEEDS_HEIF = "pip install pillow-heif, or convert to JPEG"
 
-EXTENSIONS = frozenset(ext for _, extensions in READERS.values() for ext in extensions.split()) | (
-    HEIF_EXTENSIONS if HAS_HEIF else frozenset()
-)
+EXTENSIONS = frozenset(extension for _, extensions in READERS.values() for extension in extensions.split())
+EXTENSIONS |= HEIF_EXTENSIONS if HAS_HEIF else frozenset()
 """Extensions, in lower case, of the files in a folder that are images."""
 
 OTHER_FILES = {

@@ -71,9 +71,8 @@ class SplitWriter:
         codes = {"ends.i64": "q", "labels.i32": "i", "weights.f32": "f"} | {f"{name}.i64": "q" for name in numbers}
         opened = [files.enter_context(open(folder / name, "wb")) for name in ("keys.bin", *codes)]  # noqa: SIM115
         self._keys: BinaryIO = opened[0]
-        self._columns: list[tuple[BinaryIO, array[Any]]] = [
-            (file, array(code)) for file, code in zip(opened[1:], codes.values())
-        ]
+        arrays: list[array[Any]] = [array(code) for code in codes.values()]
+        self._columns = list(zip(opened[1:], arrays))
 
     def add(self, entry: Entry, label: int) -> None:
         key = os.fsencode(entry.key)

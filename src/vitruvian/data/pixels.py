@@ -110,9 +110,8 @@ def open_idx(folders: list[Path], name: str) -> Dataset:
         count, rows, columns = read_idx_header(images, dimensions=3)
         if count != len(labels):
             raise DataError(f"{count} images but {len(labels)} labels", where=files[split][0], hint=DOWNLOAD_AGAIN)
-        sources[split] = RecordSource(
-            f"{name} ({split})", names, [images], labels=labels, shape=(rows, columns), header=16
-        )
+        title, shape = f"{name} ({split})", (rows, columns)
+        sources[split] = RecordSource(title, names, [images], labels=labels, shape=shape, header=16)
     return make_dataset(name, sources)
 
 
@@ -267,9 +266,8 @@ def open_cifar(paths: list[Path], name: str) -> Dataset:
             if labels.max() >= len(classes):
                 reason = f"label {labels.max()}, but only {len(classes)} classes"
                 raise DataError(reason, where=files[0], hint=DOWNLOAD_AGAIN)
-            sources[split] = RecordSource(
-                f"{name} ({split})", classes, files, labels=labels, shape=(3, 32, 32), prefix=prefix
-            )
+            title, shape = f"{name} ({split})", (3, 32, 32)
+            sources[split] = RecordSource(title, classes, files, labels=labels, shape=shape, prefix=prefix)
     return make_dataset(name, sources, notes)
 
 

@@ -106,9 +106,8 @@ def open_datasets(data: object) -> Dataset:
         if has_features(part) and set(all_labels(part) or ()) == {-1}:
             notes.append(f"skipped the split {split}, whose labels are withheld (-1)")
             continue
-        sources[split_name(str(split)) or str(split)] = (
-            part if isinstance(part, Source) else DatasetSource(part, name=f"{name} ({split})")
-        )
+        source = part if isinstance(part, Source) else DatasetSource(part, name=f"{name} ({split})")
+        sources[split_name(str(split)) or str(split)] = source
     # All splits have the same classes; if classes are only numbered, those of the split with the most.
     longest = max((source.classes for source in sources.values()), key=len, default=())
     for source in sources.values():

@@ -100,9 +100,8 @@ def open_onnxruntime(module: Any, path: Path, split: bool, batch_size: int | Non
         options.add_free_dimension_override_by_name(BATCH_AXIS, batch_size)
     # at a fixed batch size, MatMulAddFusion would turn int8 products back into float ones
     disabled = ["MatMulAddFusion"] if is_quantized(path) else None
-    session = module.InferenceSession(
-        str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled
-    )
+    providers = ["CPUExecutionProvider"]
+    session = module.InferenceSession(str(path), options, providers=providers, disabled_optimizers=disabled)
 
     def port(node: Any) -> Port:
         shape = tuple(side if isinstance(side, int) else None for side in node.shape)

@@ -74,9 +74,8 @@ def add_classes(run: str | Path | Run, data: object, out: str | Path | None = No
     meta = model.meta.for_new_head(classes).replace(origin=f"{model.meta.origin}; with {len(added)} more classes")
     extended = assemble(empty(config), state, meta)
     set_head(extended, head)
-    before, after, right = (
-        accuracy(each, part) for each, part in ((model, held_out[0]), (extended, held_out[0]), (extended, held_out[1]))
-    )
+    pairs = (model, held_out[0]), (extended, held_out[0]), (extended, held_out[1])
+    before, after, right = (accuracy(*pair) for pair in pairs)
     folder = make_folder(new.short_name) if out is None else Path(out).expanduser()
     save(extended, folder)
     counts = len(held_out[0]), len(held_out[1])

@@ -65,9 +65,8 @@ class MaskedViT(ViT):
         elif model.config.representation_size:
             problem = "the pre-logits layer would not be trained; set architecture.representation_size=0"
         elif corrupted_patches(math.prod(model.config.grid), recipe.mask_ratio) < 1:
-            problem = (
-                f"mask_ratio={recipe.mask_ratio:g} of {math.prod(model.config.grid)} patches is less than one patch"
-            )
+            patches = math.prod(model.config.grid)
+            problem = f"mask_ratio={recipe.mask_ratio:g} of {patches} patches is less than one patch"
         elif model.config.patch_size < CELLS[recipe.masked_target]:
             problem = f"masked_target={recipe.masked_target!r} needs patches of at least 4 x 4 pixels"
         if problem or not isinstance(model, ViT):

@@ -350,9 +350,8 @@ def shared_classes(teacher: Model, student: Model, name: str) -> Tensor | None:
 def convert_pixels(pixels: Tensor, source: Preprocess, target: Preprocess) -> Tensor:
     """Pixels normalized and resized for one model, converted to another model's mean, std and size."""
     if (source.mean, source.std) != (target.mean, target.std):
-        mean, std, new_mean, new_std = (
-            pixels.new_tensor(values).view(-1, 1, 1) for values in (source.mean, source.std, target.mean, target.std)
-        )
+        values = source.mean, source.std, target.mean, target.std
+        mean, std, new_mean, new_std = (pixels.new_tensor(value).view(-1, 1, 1) for value in values)
         pixels = (pixels * std + mean - new_mean) / new_std
     if pixels.shape[-2:] != target.image_size:
         pixels = F.interpolate(pixels, target.image_size, mode="bilinear", antialias=True)

@@ -536,9 +536,8 @@ def flat_changes(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         if isinstance(value, Mapping):
             yield from flat_changes(value, f"{name}.")
             continue
-        value = (
-            value.item() if hasattr(value, "item") else os.fspath(value) if isinstance(value, os.PathLike) else value
-        )
+        value = value.item() if hasattr(value, "item") else value
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
         if value is None:
             raise ConfigError(f"{name}=None is not a value", hint="leave it out for the default")
         try:

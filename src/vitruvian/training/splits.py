@@ -158,8 +158,7 @@ def split_data(data: object, recipe: Recipe) -> Splits:
 
 def labels_in(source: Source) -> set[int]:
     """The labels that occur, read in chunks, as there can be many images."""
-    labels = source.labels()
-    return {int(label) for _, chunk in read_chunks(labels) for label in np.unique(chunk)}
+    return {int(label) for _, chunk in read_chunks(source.labels()) for label in np.unique(chunk)}
 
 
 def protocol_splits(dataset: Dataset, recipe: Recipe) -> tuple[Source, Source, str]:

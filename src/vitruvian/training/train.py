@@ -139,9 +139,8 @@ def train(
             held, held_is = splits.validation, splits.validation_is
             splits.notes.extend(split_notes(splits.train, held, held_is, chosen.group_by, shown))
         if transform is not None:
-            splits.notes.append(
-                "evaluated with your transform=; the saved model has the preprocessing of the recipe instead"
-            )
+            saved = "the saved model has the preprocessing of the recipe instead"
+            splits.notes.append(f"evaluated with your transform=; {saved}")
         splits.notes.extend([*device_notes(processes), *notes, *worker_notes, *leakage_notes(ref.name, chosen, splits)])
         if not chosen.weights:
             side = chosen.image_size or resolve(chosen.model).image_size[0]
@@ -155,15 +154,13 @@ def train(
         start = initial_model(chosen, splits.classes, splits.train, processes, report)
         if chosen.lora.rank:
             counts = (sum(p.numel() for p in start.parameters() if p.requires_grad is flag) for flag in (True, False))
-            which = (
-                f"{'DoRA' if chosen.lora.dora else 'LoRA'} of rank {chosen.lora.rank} on {', '.join(chosen.lora.parts)}"
-            )
+            kind, parts = "DoRA" if chosen.lora.dora else "LoRA", ", ".join(chosen.lora.parts)
+            which = f"{kind} of rank {chosen.lora.rank} on {parts}"
             splits.notes.append("{}: {:,} parameters train, {:,} are frozen".format(which, *counts))
         trainer = Trainer(chosen, splits, processes, start, transforms)
         if not chosen.image_size and chosen.weights and (chosen.enlarge, chosen.train_scale) != (1, 1):
-            evaluated, trained = (
-                "x".join(map(str, size)) for size in (start.config.image_size, trainer.augment.image_size)
-            )
+            sizes = start.config.image_size, trainer.augment.image_size
+            evaluated, trained = ("x".join(map(str, size)) for size in sizes)
             scales = f"enlarge={chosen.enlarge:g} and train_scale={chosen.train_scale:g} in the recipe"
             splits.notes.append(f"images are evaluated at {evaluated} and trained at {trained} pixels: {scales}")
         facts = run_facts(trainer, ref)
@@ -233,9 +230,8 @@ def resume(
         if settings:
             raise TrainingError(f"the run has finished, so {settings[0]!r} has no effect", where=run.folder, hint=hint)
         if progress:
-            print_status(
-                f"note: {run.folder} has finished; train longer with `vit train --resume {run.folder} --epochs N`"
-            )
+            longer_with = f"train longer with `vit train --resume {run.folder} --epochs N`"
+            print_status(f"note: {run.folder} has finished; {longer_with}")
         return run
     check_recipe(run, run.recipe, run.folder / "recipe.toml", "restore it, or start a new run")
     facts = run.facts

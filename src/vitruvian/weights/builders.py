@@ -393,9 +393,8 @@ def _build(name: str, weights: WeightsEnum | None, progress: bool, overrides: di
     if norm is not None:
         if getattr(norm, "func", norm) is not nn.LayerNorm:
             raise ConfigError("norm_layer must be LayerNorm, such as partial(nn.LayerNorm, eps=1e-6)")
-        config = config.replace(
-            numerics=config.numerics.replace(norm_eps=getattr(norm, "keywords", {}).get("eps", 1e-5))
-        )
+        numerics = config.numerics.replace(norm_eps=getattr(norm, "keywords", {}).get("eps", 1e-5))
+        config = config.replace(numerics=numerics)
     if weights is not None:
         size = weights.meta["min_size"][0]
         fixed = {key: getattr(config, ours) for key, ours in ARGUMENTS.items() if "dropout" not in key}

@@ -71,9 +71,8 @@ def create_model(
     config = architecture(name)
     settings = translate(config, name, changes)
     if pretrained:
-        source = find_published(name) or next(
-            (row for row in PUBLISHED.values() if row.name.startswith(f"{name}.")), None
-        )
+        tagged = (row for row in PUBLISHED.values() if row.name.startswith(f"{name}."))
+        source = find_published(name) or next(tagged, None)
         sizes = {key: settings.pop(key) for key in WHILE_LOADING if key in settings}
         model = adapt(load(source.name if source else name, **sizes), settings).train()
     else:
@@ -136,9 +135,8 @@ def adapt(model: Model, settings: Mapping[str, Any]) -> Model:
     if config == model.config:
         return model
     changed = empty(config)
-    shapes, wanted = (
-        {key: tensor.shape for key, tensor in tensors.items()} for tensors in (state, changed.state_dict())
-    )
+    states = state, changed.state_dict()
+    shapes, wanted = ({key: tensor.shape for key, tensor in tensors.items()} for tensors in states)
     if misfits := [key for key in wanted | shapes if shapes.get(key) != wanted.get(key)]:
         names = ", ".join(f"{key}=" for key in settings)
         raise ConfigError(f"{names} cannot be changed with pretrained=True: the weights do not fit {misfits[0]!r}")
@@ -203,9 +201,8 @@ class FeatureModel(nn.Module):
         model.pre_logits = nn.Identity()
 
     def forward(self, pixels: Tensor) -> list[Tensor]:
-        maps: list[Tensor] = self.model.forward_intermediates(
-            pixels, self.feature_info.out_indices, intermediates_only=True, stop_early=True
-        )
+        options: Any = {"intermediates_only": True, "stop_early": True}
+        maps: list[Tensor] = self.model.forward_intermediates(pixels, self.feature_info.out_indices, **options)
         return maps
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:

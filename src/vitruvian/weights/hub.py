@@ -48,9 +48,8 @@ PERMISSIVE = ("Apache-2.0", "MIT", "BSD-3-Clause")
 HUB_TIMEOUT_SECONDS = 10.0
 PREPROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")  # the second for images and text
 DESCRIPTIONS = (*SETTING_FILES, *TOKENIZER_FILES)
-WEIGHTS = sorted(
-    (name for name in WEIGHT_FILES if name != "pytorch_model.bin.index.json"), key=lambda name: name.endswith(".bin")
-)
+WEIGHTS = [name for name in WEIGHT_FILES if name != "pytorch_model.bin.index.json"]
+WEIGHTS.sort(key=lambda name: name.endswith(".bin"))
 """Weights in a repository, in order of preference; formats that run no code come before pickles."""
 DEFAULT = catalog.RECOMMENDED
 BUNDLED = Path(str(files("vitruvian") / "bundled"))
@@ -193,9 +192,8 @@ class Repository:
             for file in [name for name in PREPROCESSOR_FILES if name in present] or PREPROCESSOR_FILES[:1]:
                 self.hub.hf_hub_download(self.name, file, cache_dir=self.cache, revision=folder.name)
         except Exception as error:  # depends on the library's transport
-            print_status(
-                f"note: {self.name}: {file} could not be downloaded ({type(error).__name__}: {describe_error(error)})"
-            )
+            why = f"{type(error).__name__}: {describe_error(error)}"
+            print_status(f"note: {self.name}: {file} could not be downloaded ({why})")
 
     def _files(self) -> list[str]:
         with waiting(f"waiting for Hugging Face to describe {self.name} ..."):

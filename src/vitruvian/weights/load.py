@@ -252,9 +252,8 @@ def choose_labels(
 
 def resize(config: ViTConfig, state: Tensors, changes: Changes) -> tuple[ViTConfig, Tensors]:
     """Resample positions and patch embedding, in the family's own way."""
-    new = config.replace(
-        patch_size=changes.patch_size or config.patch_size, image_size=changes.size or config.image_size
-    )
+    patch_size, image_size = changes.patch_size or config.patch_size, changes.size or config.image_size
+    new = config.replace(patch_size=patch_size, image_size=image_size)
     method, square, state = config.numerics.position_resize, config.numerics.square_positions, dict(state)
     if new.patch_size != config.patch_size:
         state["embed.patch.weight"] = resize_patch_kernel(state["embed.patch.weight"], new.patch_size, method)

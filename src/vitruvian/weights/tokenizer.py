@@ -245,17 +245,15 @@ def clip_tokenizer(
     words = library.Regex("|".join([*map(re.escape, marks), WORDS if lowercase else f"(?i:{WORDS})"]))
     bytewise = splits.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = splits.Sequence([splits.Split(words, "removed", invert=True), bytewise])
-    tokenizer.post_processor = library.processors.RobertaProcessing(
-        (end, vocabulary[end]), (start, vocabulary[start]), False, False
-    )
+    ends = (end, vocabulary[end]), (start, vocabulary[start])
+    tokenizer.post_processor = library.processors.RobertaProcessing(*ends, False, False)
     return tokenizer
 
 
 def byte_letters() -> list[str]:
     """A visible character for each byte, in the order of CLIP's vocabulary."""
     visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    hidden = range(256, 512 - len(visible))
-    return [chr(code) for code in (*visible, *hidden)]
+    return [chr(code) for code in (*visible, *range(256, 512 - len(visible)))]
 
 
 def token_text(token: Any) -> str:

@@ -89,9 +89,8 @@ def split_parts(tensors: Tensors, config: ViTConfig, architecture: Architecture)
 def join_projections(state: Tensors, block: str, heads: int | None) -> None:
     names = [f"{block}.attn.{part}_proj" for part in "qkv"]
     rows = len(state[f"{names[0]}.weight"])
-    state[f"{block}.attn.qkv.weight"] = torch.cat(
-        [repeat_for_heads(state.pop(f"{name}.weight"), rows, heads) for name in names]
-    )
+    weights = [repeat_for_heads(state.pop(f"{name}.weight"), rows, heads) for name in names]
+    state[f"{block}.attn.qkv.weight"] = torch.cat(weights)
     if f"{names[0]}.bias" in state:
         q, v = state.pop(f"{names[0]}.bias"), repeat_for_heads(state.pop(f"{names[2]}.bias"), rows, heads)
         k = state.pop(f"{names[1]}.bias", None)

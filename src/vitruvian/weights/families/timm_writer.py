@@ -130,9 +130,7 @@ def rope(config: ViTConfig, arch: Architecture) -> dict[str, Any] | None:
     theirs, ours = arch.config.rope, config.rope
     if theirs is None or ours is None:
         return None
-    differing = {
-        name: setting for name, setting in ROTARY.items() if getattr(theirs, setting) != getattr(ours, setting)
-    }
+    differing = {name: field for name, field in ROTARY.items() if getattr(theirs, field) != getattr(ours, field)}
     usable = {"temperature", "offset", "reference_grid"} if theirs.kind == "axial" else {"temperature"}
     if theirs.kind != ours.kind or theirs.columns_first != ours.columns_first or {*differing.values()} - usable:
         return None
