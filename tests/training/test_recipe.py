@@ -190,7 +190,7 @@ def test_a_wrong_change_is_one_line_that_says_what_is_wanted(change, text):
 
 
 def test_a_name_from_elsewhere_stands_for_one_setting_that_exists():
-    names = tomllib.loads((files("vitruvian") / "other_names.toml").read_text(encoding="utf-8"))
+    names = tomllib.loads((files("vitruvian") / "other_names.toml").read_text(encoding="utf-8"))["settings"]
     words = [word for others in names.values() for word in others.split()]
     assert len(set(words)) == len(words)
     assert not {field.name for field in dataclasses.fields(Recipe)}.intersection(words)
