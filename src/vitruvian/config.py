@@ -58,12 +58,7 @@ class Numerics(Settings):
 
 ENGINES: dict[str, dict[str, str]] = {
     "torch": dict.fromkeys(("bf16", "fp16", "compile", "bf16+compile", "fp16+compile"), ""),
-    "onnxruntime": {
-        "cuda": "CUDAExecutionProvider",
-        "tensorrt": "TensorrtExecutionProvider",
-        "coreml": "CoreMLExecutionProvider",
-        "directml": "DmlExecutionProvider",
-    },
+    "onnxruntime": {"cuda": "CUDA", "tensorrt": "Tensorrt", "coreml": "CoreML", "directml": "Dml"},
     "openvino": {"gpu": "GPU", "npu": "NPU"},
     "auto": {},
 }

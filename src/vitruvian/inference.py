@@ -281,10 +281,8 @@ class Encoder:
         return f"{type(self).__name__}({self.name}, {classes}{size} pixels, {self.engine} on {self.device})"
 
     def _open_engine(self) -> ImageModel | Engine | TorchVariant:
-        if self.engine == "torch":
-            return self.model
         kind = TorchVariant if self.engine.startswith("torch:") else Engine
-        return kind(self.torch_model, self.engine)
+        return self.model if self.engine == "torch" else kind(self.torch_model, self.engine)
 
     @property
     def torch_model(self) -> Model:

@@ -21,7 +21,7 @@ import vitruvian as vt
 from vitruvian.config import ViTConfig
 from vitruvian.errors import HubError
 from vitruvian.model.build import build
-from vitruvian.training.push import card_of, run_of, write_repository
+from vitruvian.training.push import card_of, write_repository
 
 pytestmark = pytest.mark.slow
 COMMIT = "0" * 40
@@ -211,7 +211,7 @@ def test_the_card_of_a_run_has_its_data_accuracy_and_a_report(tmp_path):
     report = {"data": "digits", "split": "test", "top1": 90.0, "intervals": {"top1": [88.0, 92.0]}}
     report |= {"interval_percent": 95, "calibration": {"temperature": 1.5, "before": before, "after": after}}
     (tmp_path / "report" / "evaluation.json").write_text(json.dumps(report))
-    card = card_of(run.model(), run_of(run.folder), report=tmp_path / "report", license="mit")
+    card = card_of(run.model(), run.folder, report=tmp_path / "report", license="mit")
     metadata = front_matter(card)
     metrics = metadata["model-index"][0]["results"][0]["metrics"]
     assert metrics == [{"type": "accuracy", "value": pytest.approx(run.evaluation["top1"] / 100)}]

@@ -181,10 +181,10 @@ def convert(
     note_replaced(destination)
     if card:
         from vitruvian.files import write_text
-        from vitruvian.training.push import card_of, run_of
+        from vitruvian.training.push import card_of
         from vitruvian.weights.load import load
 
-        write_text(Path(destination).expanduser(), card_of(load(source), run_of(source)))
+        write_text(Path(destination).expanduser(), card_of(load(source), source))
         print(f"wrote {destination}")
         return
     words: Any = {"labels": None if labels is None else parse_labels(labels), "template": template}

@@ -299,14 +299,8 @@ NumHeads = Annotated[
 ImageSize = Annotated[
     Any, option("SIZE", "Input size: 384 or ROWSxCOLUMNS [default: the weights'].", parser=parse_size)
 ]
-Engine = Annotated[
-    str,
-    option(
-        "NAME",
-        "torch, onnxruntime or openvino; auto starts with torch and uses the fastest installed for many images.",
-        parser=parse_engine,
-    ),
-]
+ENGINE_HELP = "torch, onnxruntime or openvino; auto starts with torch and uses the fastest installed for many images."
+Engine = Annotated[str, option("NAME", ENGINE_HELP, parser=parse_engine)]
 Precision = Annotated[
     config.Precision,
     typer.Option(help="dtype of torch (autocast); the first batch is compared with float32. auto: by the device."),

@@ -4,7 +4,7 @@ import ipaddress
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -65,20 +65,21 @@ def serve(
         from vitruvian.engines.torch_variant import torch_engine
         from vitruvian.errors import ConfigError, require
         from vitruvian.inference import Encoder
+        from vitruvian.machine import choose_device
         from vitruvian.serve.batching import ServiceLimits
         from vitruvian.serve.server import serve as run
         from vitruvian.weights.hub import BUNDLED, default_source
         from vitruvian.weights.load import check_finite, with_adapter
 
     require("uvicorn", "serve")
+    engine = torch_engine(engine, precision, compile, choose_device(device, engine))
     limits = ServiceLimits(batch_size=batch_size, queue=queue, max_bytes=int(max_mb * 1e6), max_seconds=max_seconds)
     loaded: dict[str, Model | Graph] = {}
     for name, weights in map(name_and_weights, models or [default_source()]):
         name = "in-package" if weights == str(BUNDLED) and not models else name
         if name in loaded:
             raise ConfigError(f"two models are called {name!r}; name them with NAME=MODEL", where="--model")
-        lower: Any = {"precision": precision, "compile": compile}
-        encoder = Encoder(weights, image_size=image_size, engine=engine, device=device, **lower)
+        encoder = Encoder(weights, image_size=image_size, engine=engine, device=device)
         model = encoder.model
         if models and not isinstance(model, Graph):
             check_finite(model, weights)
@@ -98,7 +99,7 @@ def serve(
         host=host,
         port=port,
         limits=limits,
-        engine=torch_engine(engine, precision, compile, encoder.device),
+        engine=engine,
         api_key=os.environ.get(KEY_VARIABLE, ""),
         hosts=tuple(allow_host or ()),
         on_start=lambda url: print(f"serving {url}", file=sys.stderr, flush=True),

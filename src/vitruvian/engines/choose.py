@@ -22,7 +22,17 @@ from torch import Tensor
 
 from vitruvian.cache import cache_folder, file_lock, scratch_folder
 from vitruvian.engines.export import TOLERANCE, EngineForward, Forward, check_outputs, evaluating, export, fits_onnx
-from vitruvian.engines.runtimes import FEATURES, EngineName, Session, SplitGraph, check_engine, installed, versions
+from vitruvian.engines.runtimes import (
+    DEVICES,
+    FEATURES,
+    EngineName,
+    Session,
+    SplitGraph,
+    check_engine,
+    installed,
+    present,
+    versions,
+)  # fmt: skip
 from vitruvian.engines.torch_variant import TorchVariant
 from vitruvian.errors import ConversionError, FileError, VitruvianError, argument
 from vitruvian.files import digest, file_stamp, read_object, short_hash, write_json
@@ -280,7 +290,7 @@ def finish_choices() -> None:
 
 def default_mode(engine: str, batch_size: int) -> RunMode:
     """The usually fastest mode of an engine."""
-    return RunMode(engine, split=batch_size > 1, fixed=engine != "torch")
+    return RunMode(engine, batch_size > 1 and engine not in DEVICES, engine not in ("torch", *DEVICES))
 
 
 def open_forward(model: Model, mode: RunMode, size: Size) -> EngineForward:
@@ -298,7 +308,7 @@ def open_forward(model: Model, mode: RunMode, size: Size) -> EngineForward:
         session = SplitGraph(graph, mode.engine)
     else:
         session = Session(graph, mode.engine, split=mode.split, batch_size=1 if mode.fixed else None)
-    record = graph.with_name(f"{mode.engine}.checked.json")
+    record = graph.with_name(f"{mode.engine.replace(':', '-')}.checked.json")
     with suppress(FileError):
         if isinstance(read_object(record).get("largest_difference"), float):
             return session
@@ -324,7 +334,7 @@ def graph_files(model: Model, engine: str, size: Size) -> tuple[Path, list[Path]
 
     Both runtimes read ONNX equally fast. If only OpenVINO is installed, its own format is exported.
     """
-    is_onnx = engine == "onnxruntime" or ("onnxruntime" in installed() and fits_onnx(model))
+    is_onnx = engine.startswith("onnxruntime") or ("onnxruntime" in installed() and fits_onnx(model))
     exporters = versions(("torch", "onnxruntime" if is_onnx else "openvino"))
     weights, config = tensors_digest(model.state_dict()), fingerprint(model.config.to_json())
     folder = cache_folder() / "engines" / short_hash([EXPORT_VERSION, weights, config, list(size), exporters])
@@ -367,13 +377,13 @@ def export_apart(model: Model, size: Size) -> list[str]:
     failures: dict[str, str] = json.loads(output.splitlines()[-1])
     for name, reason in failures.items():
         print_status(f"note: skipping {name}: {reason}")
-    return [name for name in installed() if name not in failures]
+    return [name for name in present(installed()) if name not in failures]
 
 
 def export_engines(path: str, size: Size) -> dict[str, str]:
     """Export and check the graphs of a model for the installed engines; returns why some of them failed."""
     model, failures = load(path).eval(), dict[str, str]()
-    for name in installed()[1:]:
+    for name in present(installed())[1:]:
         try:
             open_forward(model, RunMode(name), size)
         except VitruvianError as error:
@@ -432,7 +442,8 @@ def choice_file(model: Model, pixels: Tensor) -> Path:
 def remembered_mode(model: Model, pixels: Tensor) -> RunMode | None:
     with suppress(FileError, KeyError):
         cached = read_object(choice_file(model, pixels))
-        if cached["engine"] in installed() and all(isinstance(cached[name], bool) for name in ("split", "fixed")):
+        names = present(installed()) if cached["engine"] in DEVICES else installed()
+        if cached["engine"] in names and all(isinstance(cached[name], bool) for name in ("split", "fixed")):
             return RunMode(cached["engine"], cached["split"], cached["fixed"])
     return None
 
@@ -448,7 +459,7 @@ def fastest_mode(model: Model, pixels: Tensor) -> RunMode:
     """Measure the fastest engine and mode for batches like `pixels` on this machine, and remember it."""
     print_status("note: measuring which engine is the fastest, once for this model and batch size ...")
     in_main = threading.current_thread() is threading.main_thread()  # in other threads, the model may be in use
-    engines = installed() if in_main else export_apart(model, (pixels.shape[2], pixels.shape[3]))
+    engines = present(installed()) if in_main else export_apart(model, (pixels.shape[2], pixels.shape[3]))
     forwards, complete = open_candidates(model, pixels, engines)
     seconds = measure(forwards, pixels, ROUNDS, MAX_SECONDS)
     shortest = {mode: min(times) for mode, times in seconds.items()}  # other load only adds time
@@ -484,7 +495,8 @@ def open_candidates(model: Model, pixels: Tensor, engines: Sequence[str]) -> tup
     forwards: dict[RunMode, EngineForward] = {}
     complete = True
     for name in engines:
-        modes = [RunMode(name), default_mode(name, len(pixels))] if can_split else [default_mode(name, 1)]
+        modes = [default_mode(name, len(pixels))]
+        modes += [RunMode(name)] if can_split and name not in DEVICES else []
         try:
             forwards |= {mode: open_forward(model, mode, size) for mode in modes}
         except VitruvianError as error:

@@ -7,12 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 
 from vitruvian.cache import cache_folder
 from vitruvian.catalog import imagenet_labels
 from vitruvian.config import CascadeConfig, GraphConfig, ModelConfig, ModelMeta, Preprocess, ViTConfig
-from vitruvian.engines.runtimes import FEATURES, FORMATS, OpenGraph, Session, installed, is_quantized, versions
+from vitruvian.engines.export import TOLERANCE
+from vitruvian.engines.runtimes import DEVICES, FEATURES, FORMATS, OpenGraph, Session, installed, is_quantized, versions
 from vitruvian.errors import CheckpointError, ConfigError, ConversionError, FileError, argument, parsing
 from vitruvian.files import file_stamp, parse_object, read_object, short_hash, write_json
 from vitruvian.machine import processor_name
@@ -111,13 +113,22 @@ def open_graph(path: Path, *, engine: str = "auto", image_size: int | Size | Non
 
     By default OpenVINO runs `.xml` files and ONNX Runtime `.onnx` files.
     """
-    if engine == "onnxruntime" and path.suffix == ".xml":
+    if engine.startswith("onnxruntime") and path.suffix == ".xml":
         reason = f"{argument('engine', engine)} cannot run OpenVINO files"
         raise ConfigError(reason, where=path, hint="use the default engine")
-    chosen = engine if engine in FORMATS else "openvino" if path.suffix == ".xml" else "onnxruntime"
+    default = "openvino" if path.suffix == ".xml" else "onnxruntime"
+    chosen = engine if engine in {*FORMATS, *DEVICES} else default
     with parsing(path, CheckpointError):
         check_survives(path, chosen)
         graph = OpenGraph(path, chosen)
+        if chosen in DEVICES:
+            cpu, shape = DEVICES[chosen][0], (2, *(side or 224 for side in graph.single.shape[1:]))
+            pixels = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+            expected, logits = Session(path, cpu)(pixels), graph(pixels)
+            if not (logits - expected).abs().max() <= TOLERANCE * max(1.0, float(expected.abs().max())):
+                raise ConversionError(
+                    f"the logits of {chosen} differ from those of {cpu}", where=path, hint=f"use {cpu}"
+                )
         session = graph.single
         config, meta = embedded_description(path, session) if session.metadata else external_description(path, session)
         if path.name in GRAPH_FILES and (path.parent / CASCADE_FILE).is_file():

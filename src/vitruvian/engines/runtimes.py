@@ -29,6 +29,7 @@ from vitruvian.weights.checkpoint_files import METADATA_KEY
 EngineName = str  # torch, onnxruntime, openvino or auto; or a variant, such as torch:bf16 (see `config.ENGINES`)
 FORMATS = {"onnxruntime": "onnx", "openvino": "openvino"}  # export format of each runtime, and the name of its extra
 EXTRAS = {"onnxruntime": ("onnxruntime", "onnx", "onnxscript"), "openvino": ("openvino",)}  # packages of each runtime
+DEVICES = {f"{name}:{key}": (name, device) for name in FORMATS for key, device in ENGINES[name].items()}
 FLOATS = ("float16", "float32", "double", "bfloat16", "f16", "f64", "bf16")  # in the words of either runtime
 MAX_VALUES = 2**27  # maximum number of values in a batch of pixels of fixed size: 512 MiB
 FEATURES = "features"  # name of the output that the head reads
@@ -44,6 +45,20 @@ def installed() -> list[str]:
     return ["torch", *(name for name, needed in EXTRAS.items() if all(map(importlib.util.find_spec, needed)))]
 
 
+def runtime_devices(engine: str) -> list[str]:
+    """The devices of a runtime, as it calls them: CPU, CUDA, GPU."""
+    if engine == "openvino":
+        return [name.partition(".")[0] for name in require(engine, engine).Core().available_devices]
+    names: list[str] = require(engine, "onnx").get_available_providers()
+    return [name.removesuffix("ExecutionProvider") for name in names]
+
+
+def present(names: list[str]) -> list[str]:
+    """These installed engines, and those of their devices that they can use besides the CPU."""
+    devices = {name: runtime_devices(name) for name in names[1:]}
+    return [*names, *(key for key, (engine, device) in DEVICES.items() if device in devices.get(engine, ()))]
+
+
 def check_engine(name: str, device: str = "cpu") -> EngineName:
     """Return the name of an engine that is known, installed and able to run on `device`."""
     if name not in ENGINE_NAMES:
@@ -51,6 +66,9 @@ def check_engine(name: str, device: str = "cpu") -> EngineName:
     engine = name.partition(":")[0]
     for module in EXTRAS.get(engine, ()):
         require(module, FORMATS[engine])
+    if name in DEVICES and name not in present(installed()):
+        reason = f"{argument('engine', name)} is not available: {engine} has only {', '.join(runtime_devices(engine))}"
+        raise ConfigError(reason, hint=f"install a build of {engine} and drivers for it, or use another engine")
     if engine != "torch" and device.partition(":")[0] != "cpu":
         if name == "auto":
             return "torch"
@@ -90,7 +108,7 @@ class RuntimeGraph(NamedTuple):
     metadata: dict[str, str]  # what our exporter embeds: a model's description as JSON, and required instructions
 
 
-def open_onnxruntime(module: Any, path: Path, split: bool, batch_size: int | None) -> RuntimeGraph:
+def open_onnxruntime(module: Any, path: Path, split: bool, batch_size: int | None, device: str) -> RuntimeGraph:
     options = module.SessionOptions()
     options.intra_op_num_threads = 1 if split else torch.get_num_threads()
     options.log_severity_level = 3
@@ -100,8 +118,10 @@ def open_onnxruntime(module: Any, path: Path, split: bool, batch_size: int | Non
         options.add_free_dimension_override_by_name(BATCH_AXIS, batch_size)
     # at a fixed batch size, MatMulAddFusion would turn int8 products back into float ones
     disabled = ["MatMulAddFusion"] if is_quantized(path) else None
-    providers = ["CPUExecutionProvider"]
-    session = module.InferenceSession(str(path), options, providers=providers, disabled_optimizers=disabled)
+    provider = f"{device}ExecutionProvider"
+    session = module.InferenceSession(str(path), options, providers=[provider], disabled_optimizers=disabled)
+    if session.get_providers()[0] != provider:  # it falls back to the CPU, with a warning at most
+        raise RuntimeError(f"{device} cannot be used here; are its drivers and libraries installed?")
 
     def port(node: Any) -> Port:
         shape = tuple(side if isinstance(side, int) else None for side in node.shape)
@@ -147,14 +167,14 @@ class SerialFirstCall:
 _openvino_call = SerialFirstCall()
 
 
-def open_openvino(module: Any, path: Path, split: bool, batch_size: int | None) -> RuntimeGraph:
+def open_openvino(module: Any, path: Path, split: bool, batch_size: int | None, device: str) -> RuntimeGraph:
     core, cores = module.Core(), torch.get_num_threads()
     graph = core.read_model(path)
     if batch_size is not None and graph.inputs[0].get_partial_shape()[0].is_dynamic:
         graph.reshape([batch_size, *list(graph.inputs[0].get_partial_shape())[1:]])
     streams = {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": cores} if split else {"PERFORMANCE_HINT": "LATENCY"}
-    settings = {"INFERENCE_NUM_THREADS": cores, "INFERENCE_PRECISION_HINT": "f32", **streams}
-    compiled = core.compile_model(graph, "CPU", settings)
+    settings = {"INFERENCE_NUM_THREADS": cores, **streams} if device == "CPU" else {}
+    compiled = core.compile_model(graph, device, settings | {"INFERENCE_PRECISION_HINT": "f32"})
 
     def port(node: Any) -> Port:
         shape = tuple(None if side.is_dynamic else side.get_length() for side in node.get_partial_shape())
@@ -188,10 +208,11 @@ class Session:
 
         `batch_size` fixes a dynamic batch axis of our files, which lets the runtime optimize more.
         """
-        module = require(engine, FORMATS[engine])
+        runtime, device = DEVICES.get(engine, (engine, "CPU"))
+        module = require(runtime, FORMATS[runtime])
         self.path, self.engine, self.split = path, engine, split
         with self.one_line_errors(""):
-            inputs, outputs, self._run_graph, metadata = OPENERS[engine](module, path, split, batch_size)
+            inputs, outputs, self._run_graph, metadata = OPENERS[runtime](module, path, split, batch_size, device)
         self.metadata = metadata.get(METADATA_KEY, "")
         if metadata.get(REQUIRES_KEY) == "vnni" and not has_vnni():
             reason = "its 8-bit weights saturate on this processor, which has no VNNI"
@@ -280,10 +301,11 @@ class OpenGraph:
 
     def __init__(self, path: Path, engine: str) -> None:
         self.path, self.engine = path, engine
-        self.single = Session(path, engine, batch_size=1)
+        self.single = Session(path, engine, batch_size=None if engine in DEVICES else 1)
         self._split = SplitGraph(path, engine)
 
     def __call__(self, pixels: Tensor, output: str = "") -> Tensor:
-        if len(pixels) == 1 or torch.get_num_threads() == 1 or self.single.shape[0] not in (None, 1):
+        is_whole = torch.get_num_threads() == 1 or self.engine in DEVICES
+        if len(pixels) == 1 or is_whole or self.single.shape[0] not in (None, 1):
             return self.single(pixels, output)
         return self._split(pixels, output)

@@ -34,8 +34,7 @@ def torch_engine(engine: str, precision: str, compile: bool, device: str) -> str
 class TorchVariant:
     """The outputs of a model by one of these engines; the weights stay float32 (autocast).
 
-    In lower precision, the first batch is also computed in float32, and a line on stderr says what has changed. If
-    torch.compile fails, a line says why, and the model runs without it.
+    In lower precision, the first batch is also computed in float32, and a line on stderr says what has changed.
     """
 
     def __init__(self, model: Model, engine: str) -> None:
@@ -80,11 +79,11 @@ class TorchVariant:
         return map_over_cores(run, pixels)
 
     def _difference(self, values: Tensor, expected: Tensor, output: str) -> str:
-        count, where = len(values), "in the first batch, compared with float32"
         if output == FEATURES or self.model.meta.score_function == "identity":
             largest = float((values - expected).abs().max() / expected.abs().max())
-            return f"precision: {self.precision} changes {output or 'outputs'} by {largest:.2g} of the largest {where}"
-        same = (values.argmax(dim=1) == expected.argmax(dim=1)) & values.isfinite().all(dim=1)
-        changed = count - int(same.sum())
-        share = f"{changed} of {count} top-1 predictions ({changed / count:.1%})"
-        return f"precision: {self.precision} changes {share} {where}"
+            what = f"{output or 'outputs'} by {largest:.2g} of the largest"
+        else:
+            same = (values.argmax(dim=1) == expected.argmax(dim=1)) & values.isfinite().all(dim=1)
+            changed, count = len(values) - int(same.sum()), len(values)
+            what = f"{changed} of {count} top-1 predictions ({changed / count:.1%})"
+        return f"precision: {self.precision} changes {what} in the first batch, compared with float32"

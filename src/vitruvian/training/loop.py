@@ -35,6 +35,7 @@ from vitruvian.evaluation.metrics import autocast
 from vitruvian.evaluation.probe_classifiers import SEEDS, fit_fewshot, shuffle_classes
 from vitruvian.evaluation.target_metrics import TargetMeasures
 from vitruvian.files import write_json
+from vitruvian.machine import choose_precision
 from vitruvian.model.build import Model, empty
 from vitruvian.model.lora import merge_state
 from vitruvian.progress import print_status
@@ -587,7 +588,8 @@ class FewShot:
         self, recipe: Recipe, sources: Sequence[Source], transform: Preprocess | Transform, processes: Processes
     ) -> None:
         """`sources` are the images to choose the shots from and to test on, or none."""
-        self.processes, self.dtype = processes, objective.autocast_dtype(recipe, processes.device)
+        self.processes = processes
+        self.dtype = objective.DTYPES.get(choose_precision(recipe.precision, str(processes.device)))
         self.loaders: list[Loader] = []
         self.draws: list[NDArray[np.int64]] = []  # the images of each seed, as positions in the first loader's source
         if not sources:

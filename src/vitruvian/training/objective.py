@@ -29,19 +29,14 @@ from vitruvian.model.vit import ViT
 from vitruvian.progress import print_status
 from vitruvian.text import brief
 from vitruvian.training.distributed import Processes
-from vitruvian.training.recipe import CHOICES, LONG_NAMES, Recipe
+from vitruvian.training.recipe import CHOICES, Recipe
 from vitruvian.training.splits import shared_features
 from vitruvian.weights.load import load
 
 # B images, K classes
 
 MOST_WEIGHT = 100.0  # of positive labels, with class_weights="balanced"
-
-
-def autocast_dtype(recipe: Recipe, device: torch.device) -> torch.dtype | None:
-    """The dtype of a recipe's precision on this device; None for float32."""
-    precision = LONG_NAMES.get(name := choose_precision(recipe.precision, str(device)), name)
-    return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class ValidationMetrics(Protocol):
@@ -62,7 +57,7 @@ class Objective(ABC):
     def __init__(self, recipe: Recipe, model: Model, processes: Processes) -> None:
         """`model` is the one that is evaluated and saved; training may call it through a wrapper."""
         self.recipe, self.model, self.device = recipe, model, processes.device
-        self.dtype = autocast_dtype(recipe, processes.device)
+        self.dtype = DTYPES.get(choose_precision(recipe.precision, str(processes.device)))
 
     @abstractmethod
     def targets(self, batch: Batch, step: int) -> Tensor:

@@ -10,7 +10,7 @@ from vitruvian.errors import ConversionError, HubError, require
 from vitruvian.files import read_object, write_text
 from vitruvian.model.build import Model
 from vitruvian.text import describe_error
-from vitruvian.training.run_folder import CARD_FILE, RECIPE_FILE, Run, model_card
+from vitruvian.training.run_folder import CARD_FILE, Run, model_card
 from vitruvian.weights.convert import TOLERANCE, compare
 from vitruvian.weights.description import Description
 from vitruvian.weights.load import RUN_FILE, load
@@ -24,21 +24,16 @@ def push(
 ) -> str:
     """Upload a model to a repository of the Hugging Face Hub, which is created if it does not exist.
 
-    It holds weights and settings for transformers and timm, as far as they can express the model; `load` opens every
-    repository. The model card states what the run and the report have measured, and nothing else.
+    transformers and timm open it if they can express the model, and `load` in any case.
 
     Args:
         source: A run, a model, or a file, directory or published name.
-        name: The repository, such as "user/photos".
-        private: Whether a new repository is private.
+        name: The repository, such as "user/photos"; `private` makes a new one private.
         license: The license for the card, such as "mit"; by default that of the weights a run started from, if known.
         report: A folder of `vit evaluate --out`, whose numbers the card then has.
 
     Returns:
-        The address of the repository.
-
-    Raises:
-        HubError: The Hub refuses the upload, or cannot be reached.
+        The address of the repository. Raises HubError if the Hub refuses the upload or cannot be reached.
     """
     hub = require("huggingface_hub", "hub")
     with TemporaryDirectory(dir=scratch_folder()) as folder:
@@ -75,19 +70,12 @@ def write_repository(source: Model | str | Path, folder: Path, **card: Any) -> N
             shutil.copyfile(timm / "model.safetensors", folder / "timm.safetensors")
         elif "timm" in libraries:
             shutil.copytree(timm, folder)
-    run = run_of(source)
-    if run is not None:
-        shutil.copyfile(run.folder / RECIPE_FILE, folder / RECIPE_FILE)
-    write_text(folder / CARD_FILE, card_of(model, run, libraries=libraries[::-1], notes=notes, **card))
+    write_text(folder / CARD_FILE, card_of(model, source, libraries=libraries[::-1], notes=notes, **card))
 
 
-def run_of(source: object) -> Run | None:
-    """The run in a folder, if it is one. Raises TrainingError if it has not finished."""
+def card_of(model: Model, source: object, *, report: str | Path | None = None, **more: Any) -> str:
+    """The model card of a model, with the facts of a run if `source` is one, and of a report of `vit evaluate`."""
     is_run = isinstance(source, str | Path) and (Path(source).expanduser() / RUN_FILE).is_file()
-    return Run.open(str(source)) if is_run else None
-
-
-def card_of(model: Model, run: Run | None, *, report: str | Path | None = None, **more: Any) -> str:
-    """The model card with the numbers of a report of `vit evaluate`, if one is given."""
     numbers = None if report is None else read_object(Path(report).expanduser() / "evaluation.json")
+    run = Run.open(str(source)) if is_run else None
     return model_card(Description.of(model), run, report=numbers, **more)

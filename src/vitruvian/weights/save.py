@@ -1,7 +1,7 @@
 """Save a model to a file or folder, in any family that can express it."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +65,7 @@ def check_destination(path: Path, family: str) -> Path:
 
 
 def write(
-    model: Model,
-    path: Path,
-    family: str,
-    *,
-    half: bool = False,
-    text: TextWeights | None = None,
-    config: Mapping[str, Any] | None = None,
+    model: Model, path: Path, family: str, *, half: bool = False, text: TextWeights | None = None, config: Any = None
 ) -> list[str]:
     """Write the weights to a new path, and `config` into their config.json; returns notes for other libraries."""
     labels, classes = model.meta.labels, model.config.num_classes
