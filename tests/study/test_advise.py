@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from two_towers import save_clip
 from typer.testing import CliRunner
 
 import vitruvian as vt
@@ -144,6 +143,8 @@ def test_a_short_fine_tuning_is_measured_and_the_long_one_predicted(photos, weig
 
 @pytest.mark.slow
 def test_a_clip_is_tried_with_the_names_of_the_classes(photos, no_training, tmp_path):
+    from two_towers import save_clip  # needs transformers
+
     save_clip(tmp_path / "clip")
     advice = vt.advise(photos, [tmp_path / "clip"])
     assert advice.options[0].name == "zero-shot"
