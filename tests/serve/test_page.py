@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from processes import Process
+from test_service_targets import model_of
 from tiny_service import photo, tiny_digits, tiny_vit
 from two_towers import save_clip
 
@@ -47,6 +48,17 @@ def service(browser, tmp_path_factory):
     vt.save(cropped, folder / "cropped")
     names = ("one", "two", "digits", "clip", "doubtful", "heads", "mean", "registers", "fine", "cropped")
     running = Process(*(part for name in names for part in ("--model", f"{name}={folder / name}")))
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def targets(browser, tmp_path_factory):
+    """A service with a model of several labels, of which one is predicted, and one of numbers."""
+    folder = tmp_path_factory.mktemp("targets")
+    vt.save(model_of("multi", "sigmoid"), folder / "labels")
+    vt.save(model_of("number", "identity"), folder / "numbers")
+    running = Process("--model", f"labels={folder / 'labels'}", "--model", f"numbers={folder / 'numbers'}")
     yield running
     running.close()
 
@@ -924,3 +936,20 @@ def test_all_text_of_the_page_is_in_one_file():
         if script.name != "text.js":
             code = re.sub(r"//.*", "", script.read_text(encoding="utf-8"))
             assert re.findall(r"[\"'`][A-Z][a-z]+(?: [a-z]+){2,}", code) == [], script.name
+
+
+def test_several_labels_and_numbers_are_shown_as_such(browser, visit, targets):
+    page = Page(browser, visit, targets.url)
+    page.errors()
+    page.open("model=labels")
+    assert page.texts(".first .prediction:not(.unlikely) > span:first-child") == ["output 0"]
+    unlikely = page.texts(".first .prediction.unlikely .number")
+    assert unlikely
+    assert all(text.endswith("%, below its threshold") for text in unlikely)
+    page.open("model=numbers")
+    for text in page.texts(".first .prediction .number"):
+        value, low, high = map(float, re.fullmatch(r"(\S+) \((\S+) to (\S+)\)", text).groups())
+        assert high - low == pytest.approx(2, abs=0.02)  # four digits are shown
+        assert value == pytest.approx((low + high) / 2, abs=0.02)
+    assert page.texts(".first .prediction .track") == []
+    assert page.errors() == []

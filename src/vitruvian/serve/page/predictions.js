@@ -40,7 +40,10 @@ export function showPredictions(place, predictions, { before = null, chosen = -1
     if (before && was === undefined) number.textContent = `${TEXT.isNew} → ${percent(prediction.probability)}`;
     if (prediction.value !== undefined) number.textContent = numberText(prediction);
     fill.style.width = `${100 * (prediction.probability ?? 0)}%`;
-    if (prediction.predicted !== undefined) entry.classList.toggle("unlikely", !prediction.predicted);
+    if (prediction.predicted === false) {
+      entry.classList.add("unlikely");
+      number.textContent += ", below its threshold";
+    }
     track.append(fill);
     if (was !== undefined) {
       const mark = document.createElement("span");
@@ -48,7 +51,7 @@ export function showPredictions(place, predictions, { before = null, chosen = -1
       mark.style.left = `${100 * was}%`;
       track.append(mark);
     }
-    entry.append(label, number, track);
+    entry.append(label, number, ...(prediction.value === undefined ? [track] : []));
     return entry;
   }));
   if (predictions[0].rejected) {
