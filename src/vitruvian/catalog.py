@@ -1,7 +1,7 @@
 """Models by name: the table of variants, the weights that others published, and the classes of ImageNet.
 
 The rows of `published.csv` come from the checkpoint lists of google-research/vision_transformer, big_transfer and
-big_vision, the configurations inside timm 1.0.30 and torchvision, and the model cards on Hugging Face. A repository or
+big_vision, the configurations inside timm 1.0.31 and torchvision, and the model cards on Hugging Face. A repository or
 URL that is not in the table works too (see `vitruvian.weights.hub`); the table is what can be listed and suggested.
 Accuracies are those of the releases, of timm's results-imagenet.csv and of torchvision's documentation; licenses are
 those of each family of releases, not looked up for every file, and empty where sources differ. Before you depend on a
