@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,7 @@ from vitruvian.evaluation.report import confusion_part
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.color import color_bar
 from vitruvian.report.html import embed_image, environment, percent_bar, render, thumbnail
+from vitruvian.study.advise import HEADINGS, Advice, Option
 
 IMAGE = thumbnail(Image.new("RGB", (90, 60), "orange"), "an orange")
 POINTS = [(0.0, 1.0), (10.0, 3.0), (20.0, 2.0)]
@@ -57,9 +59,40 @@ def vars_of(image):
     return {"image": IMAGE, "key": image.key, "split": image.split, "label": image.label}
 
 
+OPTION = Option(
+    name="linear probe",
+    model="W.safetensors",
+    top1=90.0,
+    interval=(80.0, 95.0),
+    is_measured=True,
+    basis="50 images",
+    minutes=0.5,
+    bytes=22_000_000,
+    images_per_second=40.0,
+    license="apache-2.0",
+    command="vit probe photos/ --model W.safetensors --only linear --save model",
+)
+ADVICE = Advice(
+    data="photos/",
+    summary="200 images of 3 classes",
+    test_is="20% of each class",
+    findings=("a class is tiny",),
+    options=(OPTION, replace(OPTION, name="fine-tuning", is_measured=False)),
+    more_images="twice as many images are expected to give 93%",
+    recommended=OPTION,
+    reason="it is the quickest",
+    notes=["one note"],
+    seconds=20.0,
+)
 MATRIX = confusion_part(COUNTS, ["cat", "dog", LONG])
 MANY = confusion_part(np.eye(40, dtype=np.int64) + np.eye(40, k=1, dtype=np.int64), [f"class {i}" for i in range(40)])
 PAGES = {
+    "advise.html": {
+        "advice": ADVICE,
+        "titles": HEADINGS,
+        "samples": [{"images": [IMAGE] * 3, "label": "cat"}] * 3,
+        "doubts": [vars_of(ImageRef("train", 0, "a/0.jpg", "a")) | {"note": "similar to b"}],
+    },
     "demo.html": {
         "tile_values": TILES,
         "chart": CHART,
@@ -165,6 +198,7 @@ PAGES = {
         "dev_trials": [("dev-lr-1", 80.0, "best")],
         "test_trials": [("test-seed-0", 81.0, "")],
         "measured_on": "test",
+        "soup": "the mean of 3 seeds",
         "settings": {"lr": 0.1, "augment": {"hflip": True}},
     },
     "target_evaluation.html": {"tile_values": TILES, "unreadable_images": UNREADABLE, "measures": targets()},
