@@ -166,7 +166,7 @@ def page(browser, visit, service):
 
 
 def test_the_page_opens_with_a_sample_and_its_answer(page):
-    assert len(page.predictions()) == 5
+    assert len(page.predictions()) == 5, page.texts("#problem, #missing")
     assert page.find("#samples [aria-pressed=true]").get_attribute("data-sample") == "cat"
     assert page.texts(".panel h2") == ["one"]
     assert page.errors() == []
