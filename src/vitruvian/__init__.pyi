@@ -38,10 +38,10 @@ from .training import Listener as Listener
 from .training import Recipe as Recipe
 from .training import Run as Run
 from .training import read_recipe as read_recipe
-from .training.add_classes import add_classes as add_classes
 from .training.finetune import finetune as finetune
 from .training.finetune import protocol_for as protocol_for
-from .training.push import push as push
+from .training.share import push as push
+from .training.train import add_classes as add_classes
 from .training.train import resume as resume
 from .training.train import train as train
 from .weights.adapter import save_adapter as save_adapter

@@ -17,8 +17,7 @@ from vitruvian.evaluation.metrics import wilson
 from vitruvian.evaluation.out_of_fold import OutOfFold, fold_result
 from vitruvian.evaluation.probe import probe
 from vitruvian.training import Interrupted
-from vitruvian.training.finetune import protocol_for
-from vitruvian.training.folds import cross_validate
+from vitruvian.training.finetune import cross_validate, protocol_for
 from vitruvian.training.planning import choose_recipe
 
 SETTINGS = (*TINY, "steps=3", "batch_size=8", "image_size=8", "workers=0", "architecture.in_channels=3")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from making_weights import TINY_RECIPE, tiny_weights
 
-from vitruvian.training import soup
+from vitruvian.training import finetune as soup
 from vitruvian.training.finetune import finetune, protocol_for
 from vitruvian.weights.load import load
 

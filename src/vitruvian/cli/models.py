@@ -181,7 +181,7 @@ def convert(
     note_replaced(destination)
     if card:
         from vitruvian.files import write_text
-        from vitruvian.training.push import card_of
+        from vitruvian.training.share import card_of
         from vitruvian.weights.load import load
 
         write_text(Path(destination).expanduser(), card_of(load(source), source))
@@ -207,7 +207,7 @@ def push(
     the accuracy with its interval, the settings and the command of the run, and nothing that was not measured.
     """
     with quick_imports():
-        from vitruvian.training.push import push as push_model
+        from vitruvian.training.share import push as push_model
 
     print(f"pushed {push_model(source, name, private=private, license=license, report=report)}")
 

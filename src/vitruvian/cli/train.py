@@ -24,8 +24,7 @@ from vitruvian.text import format_duration, table
 if TYPE_CHECKING:
     from vitruvian.study.transfer import Setup, TransferCell
     from vitruvian.training import Run
-    from vitruvian.training.finetune import Sweep
-    from vitruvian.training.folds import CrossValidation
+    from vitruvian.training.finetune import CrossValidation, Sweep
 
 TaskData = Annotated[str, data_argument("a task (`vit datasets`)")]
 Seeds = Annotated[int, option("N", "Number of seeds to average over.", min=1)]
@@ -130,7 +129,7 @@ def train(
     if more_classes:
         if weights is None or recipe or model or resume or auto_resume or plan or minutes or changes:
             raise typer.BadParameter("--add-classes needs DATA and --from RUN, and takes only --out besides")
-        from vitruvian.training.add_classes import add_classes
+        from vitruvian.training.train import add_classes
 
         result = add_classes(weights, data, out)
         names = textwrap.shorten(", ".join(result.added), 80)
@@ -157,11 +156,11 @@ def train(
         print("\n".join(plan_lines(estimate)))
         print_notes([*estimate.splits.notes, *notes])
         return
-    from vitruvian.training.trackers import open_trackers
+    from vitruvian.training.share import open_trackers
 
     listeners = open_trackers(track or ())
     if folds is not None:
-        from vitruvian.training.folds import cross_validate
+        from vitruvian.training.finetune import cross_validate
         from vitruvian.training.planning import choose_recipe
         from vitruvian.training.splits import DataRef
 
@@ -248,7 +247,7 @@ def finetune(
     from vitruvian.training.finetune import finetune as run_protocol
     from vitruvian.training.finetune import protocol_for
     from vitruvian.training.recipe import changed_keys
-    from vitruvian.training.trackers import open_trackers
+    from vitruvian.training.share import open_trackers
 
     listeners = open_trackers(track or ())
     if folds is not None and (seeds != SEEDS or soup or minutes is not None):
@@ -269,7 +268,7 @@ def finetune(
     protocol = replace(protocol.quick() if quick else protocol, soup=soup)
     protocol = protocol if minutes is None else protocol.within(minutes, changed_keys(changes))
     if folds is not None:
-        from vitruvian.training.folds import cross_validate
+        from vitruvian.training.finetune import cross_validate
 
         print_folds(cross_validate(data, protocol, folds, out, listeners=listeners), as_json=as_json)
         return

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from vitruvian.study.paper import differs_text, paper_chart, paper_number, paper
 from vitruvian.tasks import SEEDS
 from vitruvian.text import format_duration, package_table
 from vitruvian.training.distributed import process_group
-from vitruvian.training.finetune import format_mean, mean_and_std, train_series
+from vitruvian.training.finetune import Trial, format_mean, mean_and_std, train_series
 from vitruvian.training.initial_model import config_of, scale_size, without_shape
 from vitruvian.training.journal import Listener, ProgressListener
 from vitruvian.training.planning import plan
@@ -97,17 +97,11 @@ HEADINGS = ("row", "", ">images", ">steps", ">parameters", ">multiply-adds", "",
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StudyRun:
+class StudyRun(Trial):
     """One training run of a study."""
 
-    folder: Path
-    recipe: Recipe
-    scratch: Recipe  # the same without weights to start from, which may not exist yet
+    scratch: Recipe  # the recipe without weights to start from, which may not exist yet
     multiply_adds: int  # of all training steps
-
-    @property
-    def state(self) -> RunState:
-        return Run(self.folder).state
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -314,7 +308,7 @@ def plan_study(
             recipe = recipe.replace(weights=weights, architecture=without_shape(recipe))
         words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{title} seed {recipe.seed}")
         work = run_multiply_adds(recipe, config, stages)
-        run = StudyRun(folder=folder / words, recipe=recipe, scratch=scratch, multiply_adds=work)
+        run = StudyRun(folder=folder / words, recipe=recipe, title=words, scratch=scratch, multiply_adds=work)
         return runs.setdefault(fingerprint(recipe.to_json()), run), len(splits.train), parameters(config)
 
     cells = []
@@ -374,10 +368,8 @@ def run_study(
     with process_group(study.runs[0].recipe.device) as processes, ExitStack() as stack:  # once for all runs
         processes.on_main(lambda: stack.enter_context(lock_folder(study.folder)))
         listeners = (ProgressListener(), *listeners) if progress else listeners
-        runs = [
-            (run.folder, run.recipe, f"run {position} of {len(study.runs)}: {run.folder.name}")
-            for position, run in enumerate(study.runs, 1)
-        ]
+        titles = [f"run {number} of {len(study.runs)}: {run.title}" for number, run in enumerate(study.runs, 1)]
+        runs = [replace(run, title=title) for run, title in zip(study.runs, titles)]
         record = partial(write_study, study)
         train_series(runs, study.data, processes, listeners=listeners, report=report, record=record)
 

@@ -1,33 +1,47 @@
-"""Fine-tuning as in the paper: select the lr on a dev split, train again on all images, average over seeds.
+"""Series of runs on one dataset: fine-tuning as in the paper, averages of its seeds, and cross-validation.
 
-A `Protocol` says what to do, its `Trial`s are runs in the folder of a `Sweep`, and `finetune` trains them. Studies
-use `train_series`, too: it trains any list of runs on one dataset, resuming where an earlier call was interrupted.
+A `Protocol` says what to do: select the lr on a dev split, train again on all images, average over seeds. Its `Trial`s
+are runs in the folder of a `Sweep`, and `finetune` trains them. `train_series` trains any list of runs, resuming where
+an earlier call was interrupted.
 """
 
+import itertools
 import json
 import statistics
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import numpy as np
+import torch
 from markupsafe import Markup
 
 from vitruvian.data.formats import BUILT_IN
+from vitruvian.data.groups import assign_folds
+from vitruvian.data.sources import all_but_test
 from vitruvian.errors import ConfigError, Interrupted, TrainingError, argument
+from vitruvian.evaluation.calibration import probabilities
+from vitruvian.evaluation.evaluate import evaluate_classes
 from vitruvian.evaluation.metrics import MEASURE_NAMES, TARGET_NAMES
+from vitruvian.evaluation.out_of_fold import PREDICTIONS_FILE, FoldResult, OutOfFold
+from vitruvian.evaluation.target_metrics import TargetMeasures
 from vitruvian.files import read_json, read_object, write_json, write_text
+from vitruvian.model.build import Model, empty
+from vitruvian.model.lora import plain_state
 from vitruvian.progress import print_notes, print_status
 from vitruvian.report.html import PAGE, render
+from vitruvian.settings import Record
 from vitruvian.targets import KINDS, LOWER_IS_BETTER
 from vitruvian.tasks import SEEDS, Metric, Task, task_of_data
-from vitruvian.text import format_duration
+from vitruvian.text import format_duration, plural
 from vitruvian.training.distributed import Processes, process_group
 from vitruvian.training.initial_model import model_for, target_of, without_shape
 from vitruvian.training.journal import Listener, ProgressListener
 from vitruvian.training.loop import Diverged
+from vitruvian.training.objective import Labels, TargetRows, ValidationMetrics
 from vitruvian.training.planning import apply_hyperrule, fit_minutes
 from vitruvian.training.recipe import (
     DESCRIPTION,
@@ -36,7 +50,6 @@ from vitruvian.training.recipe import (
     change_recipe,
     changed_keys,
     read_recipe,
-    recipe_from_table,
 )
 from vitruvian.training.run_folder import (
     FAILED_FILE,
@@ -47,12 +60,12 @@ from vitruvian.training.run_folder import (
     lock_folder,
     series_folder,
 )
-from vitruvian.training.soup import Soup, make_soup
-from vitruvian.training.splits import NO_TRANSFORMS, DataRef, continue_from, split_data
+from vitruvian.training.splits import NO_TRANSFORMS, DataRef, continue_from, fold_of, split_data, validation_loader
 from vitruvian.training.train import check_start, resume, train
-from vitruvian.weights.description import fingerprint
-from vitruvian.weights.load import SWEEP_FILE
+from vitruvian.weights.load import SOUP_FOLDER, SWEEP_FILE, assemble, load
+from vitruvian.weights.save import save
 
+FOLDS_FILE = "folds.json"
 SMALL_RECIPE = "finetune-small"  # default for data that is not one of the paper's tasks
 MANY_IMAGES = 100_000  # training images per trial above which we warn that there is no GPU
 SHARED = {"lr", "lrs", "validation"} | DESCRIPTION | HARMLESS
@@ -65,12 +78,24 @@ UNSET = {"image_size", "epochs", "steps", "eval_batch_size", "max_train_samples"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """One run: with a learning rate and the dev split (`dev`), or with a seed and the test split (`test`)."""
+    """One run of a series."""
 
-    kind: Literal["dev", "test"]
-    lr: float
-    seed: int
     folder: Path
+    recipe: Recipe
+    title: str  # for the line that announces it
+
+    @property
+    def kind(self) -> str:
+        """The split that it is evaluated on: `dev` or `test`."""
+        return self.recipe.validation
+
+    @property
+    def lr(self) -> float:
+        return self.recipe.lr
+
+    @property
+    def seed(self) -> int:
+        return self.recipe.seed
 
     @property
     def name(self) -> str:
@@ -135,15 +160,26 @@ class Protocol:
             report(f"note: {note}, for each of {trials} trials")
         return replace(self, recipe=recipe.replace(validation=self.recipe.validation))
 
-    def settings(self) -> dict[str, Any]:
-        """The settings, as JSON values, that must be equal for two sweeps to share trials."""
-        settings = {key: value for key, value in self.recipe.to_json().items() if key not in SHARED}
-        values: dict[str, Any] = json.loads(json.dumps({"data": self.data, **settings}))
-        return values
-
     @property
-    def identity(self) -> str:
-        return fingerprint(self.settings())
+    def settings(self) -> dict[str, Any]:
+        return fixed_settings(self.data, self.recipe)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Soup(Record):
+    """The best average on the dev split, and whether it is better there than every seed."""
+
+    name: str
+    metric: str
+    dev: float  # of the average, on the dev split
+    single: float  # of the best seed alone
+    kept: bool
+    measures: dict[str, float]  # of the kept average of the seeds of the result, on the test split
+
+    def __str__(self) -> str:
+        result = f"kept, with {self.measures[self.metric]:.4g} in the result" if self.kept else "not kept"
+        values = f"{self.metric} {self.dev:.4g} on the dev split, the best seed alone {self.single:.4g}"
+        return f"{self.name}: {values}; {result}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,7 +240,7 @@ class Sweep:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "identity": self.protocol.identity,
+            "settings": self.protocol.settings,
             "data": self.protocol.data,
             "weights": self.protocol.recipe.weights,
             "metric": self.protocol.metric,
@@ -321,7 +357,7 @@ def finetune(
     """
     recipe = protocol.recipe
     with process_group(recipe.device) as processes, ExitStack() as stack:  # once for all trials
-        data, same = DataRef(protocol.data), partial(differences, protocol)
+        data, same = DataRef(protocol.data), partial(differences, SWEEP_FILE, protocol.settings)
         name = f"{Path(protocol.data.rstrip('/*')).stem or 'data'}-finetune"
         folder = Path(processes.on_main(lambda: str(series_folder(name, out, SWEEP_FILE, "sweep", same))))
         if not (folder / SWEEP_FILE).is_file():
@@ -329,17 +365,16 @@ def finetune(
         processes.on_main(lambda: stack.enter_context(lock_folder(folder)))
         listeners = (ProgressListener(), *listeners) if progress else listeners
 
+        numbers = itertools.count(1)
+
+        def trial(name: str, purpose: str, **changes: Any) -> Trial:
+            changed = recipe.replace(**changes)
+            title = f"trial {next(numbers)} of {protocol.trials}: lr {changed.lr:g}, {purpose}"
+            return Trial(folder=folder / name, recipe=changed, title=title)
+
         def train_trials(sweep: Sweep, trials: Sequence[Trial]) -> None:
-            runs = []
-            for trial in trials:
-                settings = recipe.replace(lr=trial.lr, seed=trial.seed, validation=trial.kind)
-                purpose = "to select the learning rate" if trial in sweep.dev else f"seed {trial.seed}, for the average"
-                if trial.kind == "test":  # evaluated once, at the end
-                    settings, purpose = settings.replace(eval_every=0), f"seed {trial.seed}, for the result"
-                position = f"trial {sweep.trials.index(trial) + 1} of {protocol.trials}"
-                runs.append((trial.folder, settings, f"{position}: lr {trial.lr:g}, {purpose}"))
             record = partial(write_sweep, sweep)
-            train_series(runs, data, processes, listeners=listeners, report=report, record=record)
+            train_series(trials, data, processes, listeners=listeners, report=report, record=record)
 
         def failure(trial: Trial, when: str) -> TrainingError:
             why = trial.to_json().get("why", "for an unknown reason")
@@ -347,26 +382,29 @@ def finetune(
             return TrainingError(reason, where=folder, hint=f"try lower {argument('lrs')}")
 
         lrs = protocol.lrs if len(protocol.lrs) > 1 else ()  # a single one needs no selection
-        dev = [Trial(kind="dev", lr=lr, seed=recipe.seed, folder=folder / f"dev-lr-{lr}") for lr in lrs]
+        dev = [trial(f"dev-lr-{lr}", "to select the learning rate", lr=lr, validation="dev") for lr in lrs]
         sweep = Sweep(folder=folder, protocol=protocol, dev=tuple(dev))
         train_trials(sweep, sweep.dev)
         lr = processes.broadcast(sweep.chosen_lr)
         if lr is None:
             raise failure(sweep.dev[0], "at every lr")
         seeds = range(recipe.seed, recipe.seed + protocol.seeds)
-        test = [Trial(kind="test", lr=lr, seed=s, folder=folder / f"test-lr-{lr}-seed-{s}") for s in seeds]
+        final: Any = {"lr": lr, "validation": "test", "eval_every": 0}  # evaluated once, at the end
+        test = [trial(f"test-lr-{lr}-seed-{s}", f"seed {s}, for the result", seed=s, **final) for s in seeds]
         sweep = replace(sweep, test=tuple(test))
         train_trials(sweep, sweep.test)
         if not processes.broadcast(sweep.values()):
             raise failure(sweep.test[0], "with every seed")
         if protocol.soup:
-            chosen = [trial for trial in sweep.dev if trial.lr == lr]
-            missing = [trial for trial in sweep.test if trial.seed not in {trial.seed for trial in chosen}]
-            extra = [replace(t, kind="dev", folder=folder / f"dev-lr-{lr}-seed-{t.seed}") for t in missing]
+            chosen = [t for t in sweep.dev if t.lr == lr]
+            missing = [s for s in seeds if s not in {t.seed for t in chosen}]
+            names = {s: f"dev-lr-{lr}-seed-{s}" for s in missing}
+            more: Any = {"lr": lr, "validation": "dev"}
+            extra = [trial(name, f"seed {s}, for the average", seed=s, **more) for s, name in names.items()]
             sweep = replace(sweep, dev_seeds=tuple(extra))
             train_trials(sweep, extra)
-            dev_runs = [trial.folder for trial in (*chosen, *extra) if trial.state == "done"]
-            test_runs = [trial.folder for trial in sweep.test if trial.state == "done"]
+            dev_runs = [t.folder for t in (*chosen, *extra) if t.state == "done"]
+            test_runs = [t.folder for t in sweep.test if t.state == "done"]
             soup = make_soup(dev_runs, test_runs, data, folder, sweep.metric, processes) if dev_runs else None
             sweep = replace(sweep, soup=soup)
             if processes.is_main:
@@ -391,22 +429,21 @@ def check_protocol(protocol: Protocol, data: DataRef, processes: Processes, repo
         )
 
 
-def differences(protocol: Protocol, folder: Path) -> list[str]:
-    """Settings in which the sweep in `folder` differs from `protocol`; empty if its trials can be reused."""
-    content = read_object(folder / SWEEP_FILE, raises=TrainingError)
-    try:
-        recipe = recipe_from_table(content["recipe"], str(folder / SWEEP_FILE))
-        before = Protocol(data=content["data"], recipe=recipe, lrs=tuple(content["lrs"]))
-        if before.identity != content["identity"]:
-            raise ValueError("it has changed since it was written")
-    except (ValueError, KeyError, TypeError) as error:
-        raise TrainingError(f"not a valid sweep: {error}", where=folder / SWEEP_FILE) from error
-    return list(list_changes(before.settings(), protocol.settings()))
+def fixed_settings(data: str, recipe: Recipe, **more: Any) -> dict[str, Any]:
+    """The settings, as JSON values, that must be equal for two calls to share the runs in a folder."""
+    settings = {key: value for key, value in recipe.to_json().items() if key not in SHARED}
+    fixed: dict[str, Any] = json.loads(json.dumps({"data": data, **more, **settings}))
+    return fixed
+
+
+def differences(file: str, now: Mapping[str, Any], folder: Path) -> list[str]:
+    """The fixed settings in which the series in `folder` differs from `now`; empty if its runs can be reused."""
+    return list(list_changes(read_object(folder / file, raises=TrainingError).get("settings", {}), now))
 
 
 def list_changes(before: Any, now: Any, name: str = "") -> Iterator[str]:
     """The values in which two JSON objects differ, by their full names."""
-    if isinstance(before, dict) and isinstance(now, dict):
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in dict.fromkeys([*now, *before]):
             yield from list_changes(before.get(key), now.get(key), f"{name}.{key}" if name else key)
     elif before != now and not before and name in UNSET:
@@ -419,7 +456,7 @@ STATE_NOTES = {"done": " (already done)", "failed": " (diverged earlier)", "begu
 
 
 def train_series(
-    runs: Sequence[tuple[Path, Recipe, str]],
+    trials: Sequence[Trial],
     data: DataRef,
     processes: Processes,
     *,
@@ -427,23 +464,23 @@ def train_series(
     report: Callable[[str], None],
     record: Callable[[], object],
 ) -> None:
-    """Start or resume the run in each of these folders, unless it is finished.
+    """Start or resume each of these runs, unless it is finished.
 
-    Each run has a folder, a recipe and a title. A run that diverges counts as finished: its folder says why, and the
-    series continues. All processes follow what the main one finds in the folders. In the main process `report`
-    receives a line per run, and `record` writes the results so far: it is called first and after each run.
+    A run that diverges counts as finished: its folder says why, and the series continues. All processes follow what the
+    main one finds in the folders. In the main process `report` receives a line per run, and `record` writes the results
+    so far: it is called first and after each run.
     """
     if processes.is_main:
         record()
-    for folder, recipe, title in runs:
-        state: RunState = processes.broadcast(Run(folder).state)
+    for trial in trials:
+        folder, state = trial.folder, processes.broadcast(trial.state)
         if processes.is_main:
-            report(title + STATE_NOTES[state])
+            report(trial.title + STATE_NOTES[state])
         try:
             if state == "begun":
                 resume(folder, data=data, listeners=listeners, progress=False)
             elif state == "waiting":
-                train(data, recipe=recipe, out=folder, listeners=listeners, progress=False)
+                train(data, recipe=trial.recipe, out=folder, listeners=listeners, progress=False)
         except Interrupted as stopped:
             text = f"stopped in {folder.name}; run the same command to continue"
             raise Interrupted(text, stopped.signal_number) from None
@@ -495,3 +532,155 @@ def trial_row(sweep: Sweep, trial: Trial) -> list[object]:
     is_chosen = trial in sweep.dev and trial.lr == sweep.chosen_lr
     name = link if state == "done" else trial.name
     return [name, f"{trial.lr:g}", trial.seed, *numbers, "chosen" if is_chosen else state]
+
+
+# Model soups: M. Wortsman et al., 2022, arXiv:2203.05482 and arXiv:2109.01903 (WiSE-FT). Seeds that are trained without
+# the dev split choose the average on it. The seeds of the result, which are trained on the dev split too, are then
+# averaged in the same way.
+
+SHARES = (1.0, 0.75, 0.5)  # of the fine-tuned weights in an average; the rest are the weights before fine-tuning
+
+
+def make_soup(
+    dev: Sequence[Path], test: Sequence[Path], data: DataRef, out: Path, metric: str, processes: Processes
+) -> Soup:
+    """Choose an average of the runs `dev` on the dev split; save that of the runs `test` if it is better than each."""
+    sign = -1 if metric in LOWER_IS_BETTER else 1
+    values, single = {}, max(sign * Run(folder).result(metric)[metric] for folder in dev)
+    for share in SHARES if len(dev) > 1 else SHARES[1:]:
+        values[share] = sign * measure(average_weights(dev, share), Run(dev[0]), data, processes).scalars()[metric]
+    share = max(values, key=values.__getitem__)
+    name = f"average of {plural(len(test), 'seed')}"
+    name += f" and {1 - share:.0%} of the starting weights" if share < 1 else ""
+    measures, kept = dict[str, float](), values[share] > single
+    if kept:
+        model = average_weights(test, share)
+        metrics = measure(model, Run(test[0]), data, processes)
+        if isinstance(metrics, TargetMeasures):
+            model.meta = model.meta.replace(target=metrics.fit())
+        model.meta, measures = model.meta.replace(origin=f"{name}; {model.meta.origin}"), metrics.scalars()
+        processes.on_main(lambda: save(model, out / SOUP_FOLDER / "model"))
+    ours, best = sign * values[share], sign * single
+    return Soup(name=name, metric=metric, dev=ours, single=best, kept=kept, measures=measures)
+
+
+def average_weights(folders: Sequence[Path], share: float) -> Model:
+    """The mean of the models of runs that differ in their seed, all but the head mixed with the starting weights."""
+    models = [load(folder) for folder in folders]
+    states, meta, config = [model.state_dict() for model in models], models[0].meta, models[0].config
+    start = plain_state(model_for(Run(folders[0]).recipe, meta.labels or (), meta.target)) if share < 1 else states[0]
+    state = dict(states[0])
+    for name in (name for name, tensor in state.items() if tensor.is_floating_point()):
+        state[name] = torch.stack([other[name] for other in states]).mean(dim=0)
+        if not name.startswith("head"):
+            state[name] = torch.lerp(start[name], state[name], share)
+    return assemble(empty(config), state, meta)
+
+
+def measure(model: Model, run: Run, data: DataRef, processes: Processes) -> ValidationMetrics:
+    """The metrics of a model on the validation images of a run."""
+    splits, recipe, model = split_data(data, run.recipe), run.recipe, model.to(processes.device)
+    objective = Labels(recipe, model, processes)
+    if splits.train.targets is not None:
+        objective = TargetRows(recipe, model, splits.train, processes)
+    with validation_loader(splits.validation, recipe, model.meta.preprocess, processes) as loader:
+        images = len(splits.validation)
+        return objective.evaluate(loader.batches(0), images, all_ranks=processes.is_distributed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CrossValidation:
+    """A finished cross-validation."""
+
+    folder: Path
+    result: FoldResult
+    runs: tuple[Run, ...]  # of each fold
+
+    @property
+    def predictions(self) -> Path:
+        """The table of out-of-fold predictions."""
+        return self.folder / PREDICTIONS_FILE
+
+    def to_json(self) -> dict[str, Any]:
+        files = {"folds": [str(run.folder) for run in self.runs], "predictions": str(self.predictions)}
+        return {"folder": str(self.folder), **self.result.to_json(), **files}
+
+
+def cross_validate(
+    data: object,
+    settings: Recipe | Protocol,
+    folds: int,
+    out: str | Path | None = None,
+    *,
+    listeners: Sequence[Listener] = (),
+    report: Callable[[str], None] = print_status,
+    progress: bool = True,
+) -> CrossValidation:
+    """Train one model per fold of all images but the test split, and predict each image by the model without it.
+
+    Groups (`group_by` in the recipe) are never divided. The same call resumes an interrupted cross-validation.
+
+    Args:
+        data: As for `train`; a path or a name with a Protocol.
+        settings: A recipe (`choose_recipe`) to train each model with, or a protocol (`protocol_for`), whose learning
+            rate is then chosen within each fold, on images of the others.
+        folds: Number of folds.
+        out: Folder; by default one in `runs/`.
+        listeners: Objects that are notified of the steps and metrics of all runs.
+        report: Receives one line per run.
+        progress: Show progress on stderr.
+
+    Raises:
+        ConfigError: There are fewer images or groups than folds.
+        TrainingError: `out` has other files, or training diverged in a fold.
+        Interrupted: A signal stopped a run; the same call resumes it.
+    """
+    ref = DataRef.of(data)
+    recipe = settings if isinstance(settings, Recipe) else settings.recipe
+    images = all_but_test(ref.dataset)
+    if recipe.objective != "labels" or recipe.class_range != (0.0, 1.0) or images.targets is not None:
+        raise TrainingError("cross-validation needs one label per image, and all classes")
+    assigned = assign_folds(images, folds, recipe.split_seed, recipe.group_by)  # raises before anything is written
+    lrs = (recipe.lr,) if isinstance(settings, Recipe) else settings.lrs
+    fixed = fixed_settings(ref.name, recipe, folds=folds, lrs=lrs)
+
+    def prepare() -> str:
+        same = partial(differences, FOLDS_FILE, fixed)
+        folder = series_folder(f"{ref.short_name}-folds", out, FOLDS_FILE, "cross-validation", same)
+        if not (folder / FOLDS_FILE).is_file():
+            write_json(folder / FOLDS_FILE, {"settings": fixed})
+        return str(folder)
+
+    with process_group(recipe.device) as processes, ExitStack() as stack:
+        folder = Path(processes.on_main(prepare))
+        processes.on_main(lambda: stack.enter_context(lock_folder(folder)))
+        trials = []
+        for fold in range(1, folds + 1):
+            changed = recipe.replace(fold=(fold, folds))
+            trials.append(Trial(folder=folder / f"fold-{fold}", recipe=changed, title=f"fold {fold} of {folds}"))
+        if isinstance(settings, Protocol):
+            runs = []
+            for trial in trials:
+                protocol = replace(settings, recipe=trial.recipe, seeds=1)
+                titled = partial(lambda title, text: report(f"{title}, {text}"), trial.title)
+                sweep = finetune(protocol, trial.folder, listeners=listeners, report=titled, progress=progress)
+                runs.append(Run(sweep.test[0].folder))
+        else:
+            followers = (ProgressListener(), *listeners) if progress else listeners
+            train_series(trials, ref, processes, listeners=followers, report=report, record=lambda: None)
+            runs = [Run(trial.folder) for trial in trials]
+        failed = next((run for run in runs if run.state != "done"), None)
+        if failed is not None:
+            reason = "training diverged in this fold"
+            raise TrainingError(reason, where=failed.folder, hint=f"try a lower {argument('lr')}")
+        predictions = OutOfFold(images, assigned, recipe.group_by)
+        for fold, (run, trial) in enumerate(zip(runs, trials)):
+            evaluation = evaluate_classes(fold_of(ref.dataset, trial.recipe)[1], run.folder / "model")
+            rows = np.flatnonzero(assigned == fold)[evaluation.outputs.indices]
+            logits = torch.from_numpy(np.asarray(evaluation.outputs.logits)).double()
+            predictions.add(rows, probabilities(logits, recipe.score_function).numpy())
+        result = CrossValidation(folder=folder, result=predictions.result(), runs=tuple(runs))
+        if processes.is_main:
+            predictions.write(result.predictions)
+            write_json(folder / FOLDS_FILE, {"settings": fixed, "result": result.to_json()})
+        return result

@@ -6,10 +6,14 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
 
 from vitruvian import __version__
 from vitruvian.catalog import resolve, title_of
@@ -17,18 +21,24 @@ from vitruvian.cost import parameters
 from vitruvian.data.doctor.overlap import split_notes
 from vitruvian.data.transform import Transform
 from vitruvian.errors import TrainingError, argument
+from vitruvian.evaluation.features import FeatureSet, compute_features, open_store
+from vitruvian.inference import Encoder
 from vitruvian.machine import device_name
+from vitruvian.model.build import Model, empty
+from vitruvian.model.lora import plain_state
 from vitruvian.progress import no_tracking, print_status, track
 from vitruvian.report.html import PAGE
+from vitruvian.targets import SINGLE
 from vitruvian.text import brief
 from vitruvian.training import run_folder
 from vitruvian.training.checkpoint import Checkpoints, Position, free_name, read_position, verify, write_digests
 from vitruvian.training.distributed import Processes, process_group
-from vitruvian.training.initial_model import initial_model, rebuild_model
+from vitruvian.training.initial_model import fit_logistic, initial_model, rebuild_model, set_head
 from vitruvian.training.journal import Listener, ProgressListener, TensorBoard, notify
 from vitruvian.training.loop import Loop, Trainer
 from vitruvian.training.planning import choose_recipe, fit_minutes
 from vitruvian.training.recipe import DESCRIPTION, HARMLESS, LOCAL, Recipe, as_changes, change_recipe, changed_keys
+from vitruvian.training.run_folder import Run, make_folder
 from vitruvian.training.splits import (
     CustomTransforms,
     DataRef,
@@ -41,7 +51,8 @@ from vitruvian.training.splits import (
 from vitruvian.weights import hub
 from vitruvian.weights.checkpoint_files import digests
 from vitruvian.weights.description import Description
-from vitruvian.weights.load import RUN_FILE, locate, published_name
+from vitruvian.weights.load import RUN_FILE, Changes, assemble, change_head, locate, published_name
+from vitruvian.weights.save import save
 
 FEW_IMAGES = 50_000  # with fewer images, training from scratch is far worse than fine-tuning
 PHOTO_PIXELS = 64  # image side from which data counts as photos
@@ -373,3 +384,80 @@ def run_facts(trainer: Trainer, data: DataRef) -> dict[str, Any]:
 def teacher_digests(recipe: Recipe) -> dict[str, str] | None:
     """Digests of the teacher's files, to notice if it changes."""
     return digests(locate(recipe.teacher)) if recipe.teacher else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AddedClasses:
+    """A model with more classes, and its accuracy in percent on images that were held out."""
+
+    folder: Path
+    added: tuple[str, ...]
+    before: float  # of the old classes, by the model without the new ones
+    after: float  # of the same images, among all classes
+    new: float  # of the images of the new data, among all classes
+    counts: tuple[int, int]  # held-out images of the run, and of the new data
+
+
+def add_classes(run: str | Path | Run, data: object, out: str | Path | None = None) -> AddedClasses:
+    """Add the classes of `data` to the model of a finished run, and save the model.
+
+    Only the head is fitted, by logistic regression on the features of the run's training images and of `data`, so the
+    run's data must still be there. Images of classes that the model has already are added to those.
+
+    Args:
+        run: A run with one label per image, or its folder.
+        data: Images with labels; a part of each class is held out unless there is a split for validation.
+        out: Folder of the new model, which must not exist; by default a new one in `runs/`.
+
+    Raises:
+        TrainingError: The run has not finished or its data cannot be found, or `data` has no new class.
+    """
+    run = run if isinstance(run, Run) else Run.open(run)
+    facts, recipe = run.facts, run.recipe
+    if not run.finished or not facts.get("data"):
+        reason = "has not finished" if not run.finished else "was trained on an object, which cannot be opened again"
+        raise TrainingError(f"the run {reason}", where=run.folder)
+    if out is not None and Path(out).expanduser().exists():
+        raise TrainingError("exists", where=out, hint=f"choose another {argument('out')}")
+    model, new = run.model(), DataRef.of(data)
+    if model.meta.target != SINGLE or model.head is None:
+        raise TrainingError("only a model with one label per image can get more classes", where=run.folder)
+    old = split_data(facts["data"], recipe)
+    more = split_data(new, recipe.replace(validation="auto", max_train_samples=0))
+    added = tuple(name for name in more.classes if name not in old.classes)
+    if not added:
+        raise TrainingError("has no class that the model does not have", where=new.short_name)
+    classes = (*old.classes, *added)
+    encoder = Encoder(model)
+    store = open_store(encoder)
+    sources = (old.train, more.train, old.validation, more.validation)
+    parts = [in_classes(compute_features(encoder, source, store), classes) for source in sources]
+    features, held_out = parts[:2], parts[2:]
+    values, labels = (np.concatenate([getattr(part, name) for part in features]) for name in ("values", "labels"))
+    head = fit_logistic(replace(features[0], values=values, labels=labels, classes=classes))
+    config, state = change_head(model.config, plain_state(model), Changes(num_classes=len(classes), head="new"))
+    if model.config.feature_width != config.feature_width:
+        raise TrainingError("a model with a pre-logits layer cannot get more classes", where=run.folder)
+    meta = model.meta.for_new_head(classes).replace(origin=f"{model.meta.origin}; with {len(added)} more classes")
+    extended = assemble(empty(config), state, meta)
+    set_head(extended, head)
+    pairs = (model, held_out[0]), (extended, held_out[0]), (extended, held_out[1])
+    before, after, right = (accuracy(*pair) for pair in pairs)
+    folder = make_folder(new.short_name) if out is None else Path(out).expanduser()
+    save(extended, folder)
+    counts = len(held_out[0]), len(held_out[1])
+    return AddedClasses(folder=folder, added=added, before=before, after=after, new=right, counts=counts)
+
+
+def in_classes(features: FeatureSet, classes: tuple[str, ...]) -> FeatureSet:
+    """The features, with labels that are positions in another list of classes."""
+    positions = np.array([classes.index(name) for name in features.classes])
+    return replace(features, labels=positions[features.labels], classes=classes)
+
+
+def accuracy(model: Model, features: FeatureSet) -> float:
+    """Accuracy of a model's head in percent."""
+    assert model.head is not None
+    with torch.no_grad():
+        logits = model.head(torch.from_numpy(features.values))
+    return 100.0 * float((logits.argmax(dim=1).numpy() == features.labels).mean())
