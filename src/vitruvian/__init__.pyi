@@ -5,7 +5,7 @@ from .bulk.job import embed as embed
 from .bulk.result import merge as merge
 from .bulk.similar import similar as similar
 from .compress.optimize import optimize as optimize
-from .compress.quantize import quantize as quantize
+from .compress.optimize import quantize as quantize
 from .config import LoraConfig as LoraConfig
 from .config import ModelConfig as ModelConfig
 from .config import ModelMeta as ModelMeta

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -61,13 +61,9 @@ class Task:
 
     def to_json(self, root: Path) -> dict[str, Any]:
         """The row as `vit datasets --json` prints it."""
-        return {
-            "name": self.name, "title": self.title, "aliases": list(self.aliases), "group": self.group,
-            "classes": self.classes, "metric": self.metric, "splits": dict(self.splits), "layout": self.layout,
-            "files": list(self.files), "folder": str(self.path(root)), "present": self.present(root),
-            "missing": self.missing(root), "download": self.download, "recipe": self.recipe,
-            "preprocess": dict(self.preprocess), "note": self.note,
-        }  # fmt: skip
+        fields = asdict(self) | {"folder": str(self.path(root))}
+        del fields["extra_files"]
+        return fields | {"present": self.present(root), "missing": self.missing(root)}
 
 
 def describe_pattern(pattern: str) -> str:

@@ -7,7 +7,6 @@ import torch
 from PIL import Image
 
 import vitruvian as vt
-from vitruvian.engines.bench import computed_multiply_adds
 from vitruvian.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.openvino
@@ -65,7 +64,7 @@ def test_bench_prints_tables_and_draws(native, vit):
     arguments = ("--engine", "torch", "--batches", "1,2", "--rounds", "1")
     code, out, err = vit("bench", "--model", native / "native", *arguments, "--plot", plot)
     assert code == 0, err
-    assert "GFLOP/s" in out
+    assert "norms, sums, head" in out
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert vit("bench", "--model", native / "native", "--batches", "0").code == 2
     assert vit("bench", "--model", native / "native", "--plot", "out.gif").code == 2
@@ -94,10 +93,3 @@ def test_bench_measures_an_exported_graph(native, vit):
     ):
         code, _, err = vit("bench", "--model", graph, *arguments, *few)
         assert (code, words in err) == (1, True), err
-
-
-def test_the_work_of_a_graph_is_that_of_its_model(native):
-    model = vt.load(native / "native")
-    vt.export(model, native / "work.onnx")
-    graph = vt.Classifier(native / "work.onnx").model
-    assert computed_multiply_adds(graph, (16, 16)) == computed_multiply_adds(model, (16, 16))

@@ -11,7 +11,7 @@ import vitruvian as vt
 from vitruvian.compress import int8
 from vitruvian.compress.int8_graph import write_int8
 from vitruvian.compress.loss import PixelSample, accuracy_loss, read_sample
-from vitruvian.compress.quantize import CALIBRATION_IMAGES, write_quantized
+from vitruvian.compress.optimize import CALIBRATION_IMAGES, write_quantized
 from vitruvian.config import CascadeConfig, ResNetConfig
 from vitruvian.engines import runtimes
 from vitruvian.engines.export import export
@@ -134,7 +134,7 @@ def test_the_page_draws_the_sensitivity(quantized, tmp_path):
 @pytest.mark.slow
 def test_a_loss_beyond_the_limit_writes_nothing(images, tmp_path, monkeypatch):
     monkeypatch.setattr(int8, "best_range", lambda values: (0.0, 1e-3))  # everything is clipped
-    monkeypatch.setattr("vitruvian.compress.quantize.check_runs", lambda *_: None)
+    monkeypatch.setattr("vitruvian.compress.optimize.check_runs", lambda *_: None)
     with pytest.raises(ConversionError, match=r"not written, .* points may be lost, more than max_loss=0.5"):
         vt.quantize(tiny_model(), tmp_path / "q.onnx", calibrate=images, evaluate=images, timer=faster)
     assert not list(tmp_path.iterdir())
@@ -142,7 +142,7 @@ def test_a_loss_beyond_the_limit_writes_nothing(images, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_slower_model_is_not_written(images, tmp_path, monkeypatch):
-    monkeypatch.setattr("vitruvian.compress.quantize.check_runs", lambda *_: None)  # a second process
+    monkeypatch.setattr("vitruvian.compress.optimize.check_runs", lambda *_: None)  # a second process
 
     def slower(forwards, pixels):
         return {"float": 1.0, "int8": 1.25}

@@ -142,13 +142,13 @@ def to_type(page: Path) -> list[Block]:
 
 def hasten() -> None:
     """No compiler, one number of merged tokens, one other engine; and int8, which does not pay in tiny models, does."""
-    from vitruvian.compress import fewer_tokens, optimize, quantize
+    from vitruvian.compress import fewer_tokens, optimize
 
     compiler = torch.compile
     torch.compile = lambda model: compiler(model, backend="eager")
     fewer_tokens.MERGED_SHARES = (0.25,)
     optimize.installed = lambda: ["torch", "onnxruntime"]
-    quantize.quantize.__kwdefaults__["timer"] = lambda forwards, pixels: {"float": 2.0, "int8": 1.0}
+    optimize.quantize.__kwdefaults__["timer"] = lambda forwards, pixels: {"float": 2.0, "int8": 1.0}
 
 
 NAMES = {str(page.relative_to(ROOT)): page for page in PAGES if to_type(page)}

@@ -9,9 +9,9 @@ from PIL import Image
 
 from vitruvian.engines.export import export
 from vitruvian.errors import DataError
+from vitruvian.evaluation.calibration import SAVED_ON, auroc, false_positives
 from vitruvian.evaluation.evaluate import evaluate, save_calibrated
 from vitruvian.evaluation.report import write_evaluation
-from vitruvian.evaluation.unknown import SAVED_ON, auroc, false_positives
 from vitruvian.inference import Classifier
 
 

@@ -137,8 +137,8 @@ def optimize(
         return
     with quick_imports():
         from vitruvian.compress.optimize import optimize as optimize_model
-        from vitruvian.compress.quantize import quantize as quantize_model
-        from vitruvian.compress.quantize import write_quantized
+        from vitruvian.compress.optimize import quantize as quantize_model
+        from vitruvian.compress.optimize import write_quantized
 
     fitting: Any = {"calibrate": calibrate, "batch_size": batch_size, "num_heads": num_heads} | loss
     result: Any

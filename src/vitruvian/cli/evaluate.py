@@ -14,8 +14,7 @@ from vitruvian.progress import print_notes, print_status, track
 from vitruvian.text import plural, table
 
 if TYPE_CHECKING:
-    from vitruvian.evaluation.evaluate import Evaluation
-    from vitruvian.evaluation.target_evaluation import TargetEvaluation
+    from vitruvian.evaluation.evaluate import Evaluation, TargetEvaluation
 
 SHOWN_UNREADABLE = 5  # files to list on the terminal; a report lists more
 WORDNET_IDS = option("FILE", "WordNet ids of the model's outputs, one per line (for 21k models).")
@@ -91,8 +90,8 @@ def evaluate(
 
 def evaluation_table(evaluation: "Evaluation | TargetEvaluation") -> str:
     """The measures with their intervals, under a line that says what they were measured on."""
+    from vitruvian.evaluation.evaluate import TargetEvaluation as OfTargets
     from vitruvian.evaluation.metrics import TARGET_NAMES
-    from vitruvian.evaluation.target_evaluation import TargetEvaluation as OfTargets
 
     if isinstance(evaluation, OfTargets):
         cells = [
@@ -238,7 +237,7 @@ def probe(
     probes: dict[str, Any] = {"only": split_names(only), "shots": shot_counts, "neighbors": neighbors}
     with quick_imports():
         from vitruvian.evaluation.probe import probe as run_probe
-        from vitruvian.evaluation.report import probe_summary, write_probe
+        from vitruvian.evaluation.report import probe_summary, probe_table, write_probe
         from vitruvian.inference import Encoder
 
     if vectors is not None:
@@ -255,12 +254,7 @@ def probe(
     else:
         print("\n".join([probe_summary(report), *(f"note: {note}" for note in report.notes)]))
         if report.target != "single":
-            from vitruvian.evaluation.metrics import TARGET_NAMES
-            from vitruvian.targets import KINDS
-
-            names = KINDS[report.target].metrics
-            cells = [(r.probe, r.setting, *(f"{r.metrics[name]:.4g}" for name in names)) for r in report.results]
-            print(table(("probe", "setting", *(f">{TARGET_NAMES[name]}" for name in names)), cells))
+            print(table(*probe_table(report)))
         rows = []
         for r in report.results if report.target == "single" else ():
             spread = [f"± {r.deviation:.2f}"] * (len(r.runs) > 1)

@@ -23,9 +23,8 @@ from vitruvian.data.sources import Source
 from vitruvian.engines.export import Forward
 from vitruvian.engines.graph import ImageModel
 from vitruvian.errors import DataError
-from vitruvian.evaluation.evaluate import default_split
+from vitruvian.evaluation.evaluate import default_split, open_for
 from vitruvian.evaluation.label_spaces import LabelSpace, label_space
-from vitruvian.evaluation.target_evaluation import open_for
 from vitruvian.evaluation.target_metrics import MEASURES, scores_of
 from vitruvian.inference import Classifier, probabilities_of
 from vitruvian.model.build import Model
@@ -123,7 +122,8 @@ def accuracy_loss(model: Model, before: Tensor, after: Tensor, sample: PixelSamp
     labeled = np.flatnonzero(sample.labels >= 0)
     top1: dict[str, Any] = {}
     if sample.space is not None and len(labeled) >= MIN_IMAGES:
-        correct = [sample.space.right_among_all(logits[labeled], sample.labels[labeled]) for logits in (before, after)]
+        ranks = [sample.space.rank_among_all(logits[labeled], sample.labels[labeled]) for logits in (before, after)]
+        correct = [rank < 1 for rank in ranks]
         difference = correct[0].astype(float) - correct[1]
         top1["before"], top1["after"] = (100 * float(values.mean()) for values in correct)
         top1["error"] = 100 * float(difference.std()) / sqrt(len(labeled))

@@ -2,16 +2,19 @@
 
 Exporting graphs and running images take the time, so few candidates are tried: the numbers of float layers in int8 and
 of merged tokens are found by bisection, and nothing new is started after the time limit. Speed is measured at the end,
-of all candidates in interleaved rounds.
+of all candidates in interleaved rounds. `quantize` is the part of the search that finds one graph in int8.
 """
 
 import dataclasses
+import math
 import shutil
+import statistics
 import time
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,9 +23,9 @@ import torch
 from torch import Tensor
 
 from vitruvian.cache import scratch_folder
-from vitruvian.compress import fewer_tokens, quantize
+from vitruvian.compress import fewer_tokens, int8
 from vitruvian.compress.fewer_tokens import Counts
-from vitruvian.compress.int8 import Int8Input, default_bits, prepare, rounded_layers
+from vitruvian.compress.int8 import DENSE_LAYERS, Int8Input, Int8Layer, dense_layers
 from vitruvian.compress.int8_graph import write_int8
 from vitruvian.compress.loss import (
     BATCH_SIZE,
@@ -33,22 +36,22 @@ from vitruvian.compress.loss import (
     accuracy_loss,
     read_sample,
 )
-from vitruvian.compress.quantize import Int8Plan, Timer
 from vitruvian.config import CascadeConfig
-from vitruvian.engines.choose import RunMode, open_forward
+from vitruvian.engines.choose import RunMode, measure, open_forward
 from vitruvian.engines.export import Forward, check_model, export
 from vitruvian.engines.graph import CASCADE_FILE, check_runs
-from vitruvian.engines.runtimes import OpenGraph, check_engine, installed
-from vitruvian.errors import ConversionError, VitruvianError, require
+from vitruvian.engines.runtimes import FORMATS, OpenGraph, check_engine, installed
+from vitruvian.errors import ConfigError, ConversionError, UnknownNameError, VitruvianError, argument, require
 from vitruvian.files import atomic_path, check_writable, json_bytes
 from vitruvian.inference import Classifier, probabilities_of
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
-from vitruvian.progress import print_status
+from vitruvian.progress import print_status, track
 from vitruvian.report.chart import Chart, Line
-from vitruvian.report.html import PAGE, render
+from vitruvian.report.html import PAGE, render, write_report
 from vitruvian.settings import BatchSize, check_range, validate
 from vitruvian.text import format_duration, table
+from vitruvian.weights.load import without_cascade
 from vitruvian.weights.save import save
 
 # n images, K outputs
@@ -56,6 +59,19 @@ from vitruvian.weights.save import save
 MINUTES = 7.0  # default time after which nothing new is tried; measuring the candidates takes about a minute more
 OPENVINO_INT8 = 2  # maximum number of int8 graphs to try in OpenVINO
 INT8_SHARE = 0.5  # fraction of the allowed loss that int8 may use if tokens can be merged, too
+CALIBRATION_IMAGES = 64  # number of images to fit ranges and scales on
+EVALUATION_IMAGES = 1000  # maximum number of images to measure the loss on
+SENSITIVITY_IMAGES = 16  # number of images to measure the sensitivity of each layer on
+FLOAT_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75)
+"""Fractions of the layers, the most sensitive, that may stay float; often a single layer loses the most."""
+ROUNDS, MAX_SECONDS = 15, 60.0  # of a measurement, which has at least three rounds
+
+Timer = Callable[[dict[str, Forward], Tensor], dict[str, float]]  # seconds of each forward pass on the same pixels
+
+
+def median_seconds(forwards: dict[str, Forward], pixels: Tensor) -> dict[str, float]:
+    """Median seconds of each forward pass, in interleaved rounds."""
+    return {name: statistics.median(times) for name, times in measure(forwards, pixels, ROUNDS, MAX_SECONDS).items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,10 +171,10 @@ def optimize(
     calibrate: object,
     max_loss: float = 0.5,
     batch_size: int = BATCH_SIZE,
-    images: int = quantize.EVALUATION_IMAGES,
+    images: int = EVALUATION_IMAGES,
     minutes: float = MINUTES,
     num_heads: int | None = None,
-    timer: Timer = quantize.median_seconds,
+    timer: Timer = median_seconds,
 ) -> Optimized:
     """Write the fastest form of a model that loses at most `max_loss` points of top-1.
 
@@ -177,25 +193,21 @@ def optimize(
         timer: Measures the speed.
     """
     out = Path(path).expanduser()
-    quantize.check_new(out)
-    check_range("max_loss", max_loss, 0, 100)
     check_range("images", images, MIN_IMAGES)
     check_range("minutes", minutes, 0)
-    validate("batch_size", BatchSize, batch_size)
-    check_engine("onnxruntime")  # writes int8
-    check_writable(out)
+    check_request(out, max_loss, batch_size)
     classifier = Classifier(model, num_heads=num_heads, device="cpu")
     check_model(classifier.torch_model, "onnx", dynamic_size=False)
-    everything = read_sample(classifier, calibrate, images=quantize.CALIBRATION_IMAGES + images, training=True)
-    count = min(quantize.CALIBRATION_IMAGES, len(everything.pixels) // 2)  # to fit on; the others measure the loss
+    everything = read_sample(classifier, calibrate, images=CALIBRATION_IMAGES + images, training=True)
+    count = min(CALIBRATION_IMAGES, len(everything.pixels) // 2)  # to fit on; the others measure the loss
     if len(everything.pixels) - count < MIN_IMAGES:
         reason = f"{len(everything.pixels)} images, but half of them measure the loss"
         raise ConversionError(reason, where=everything.name, hint=f"give at least {2 * MIN_IMAGES}")
     calibration, sample = everything.part(slice(count)), everything.part(slice(count, None))
     with TemporaryDirectory(dir=scratch_folder()) as name:
         model, seconds = classifier.torch_model, 60 * minutes
-        search = CompressionSearch(model, calibration, sample, Path(name), max_loss, seconds, timer)
-        candidates = search.run(sample.tensor(slice(batch_size)))
+        search = CompressionSearch(model, calibration, sample, Path(name), max_loss, seconds, timer, batch_size)
+        candidates = search.run()
         by_speed = sorted(candidates, key=lambda candidate: candidate.seconds)
         chosen = next(candidate for candidate in by_speed if candidate.loss.points <= max_loss)
         single = fastest_single(candidates, chosen, max_loss)
@@ -253,6 +265,164 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
     return best
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quantized:
+    """A model in int8: its loss, speed and size."""
+
+    path: str
+    engine: str
+    loss: AccuracyLoss
+    speedup: float  # speed relative to the float graph in the same engine
+    batch_size: int
+    sensitivity: dict[str, float]  # divergence of the outputs with one layer in int8, in nats; largest first
+    bytes_before: int
+    bytes_after: int
+    weight_bits: int
+    vnni: bool
+    float_layers: tuple[str, ...]
+    tried: tuple[tuple[int, float], ...]  # number of float layers and loss in points of each step
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"loss": self.loss.to_json()}
+
+    def __str__(self) -> str:
+        count = len(self.sensitivity)
+        vnni = "has" if self.vnni else "does not have"
+        return (
+            f"int8 in {count - len(self.float_layers)} of {count} layers, {self.weight_bits}-bit weights "
+            f"(this processor {vnni} VNNI)\n{self.loss}\n"
+            f"{self.engine}: {self.speedup:.2f} times the speed of float at batch size {self.batch_size}; "
+            f"{self.bytes_before / 1e6:.1f} MB -> {self.bytes_after / 1e6:.1f} MB"
+        )
+
+
+def quantize(
+    model: Model | str | Path,
+    path: str | Path,
+    *,
+    calibrate: object,
+    evaluate: object,
+    max_loss: float = 0.5,
+    engine: str = "onnxruntime",
+    batch_size: int = BATCH_SIZE,
+    weight_bits: int | None = None,
+    num_heads: int | None = None,
+    timer: Timer = median_seconds,
+) -> Quantized:
+    """Write a model in int8 as ONNX, losing at most `max_loss` points of top-1.
+
+    The most sensitive layers stay float, as few as the loss requires.
+
+    Args:
+        model: A model, or a file, directory or published name to load.
+        path: The `.onnx` file to write; it must not exist.
+        calibrate: Images that ranges and scales are found on; labels are not used.
+        evaluate: Other images that the loss is measured on. Labels are used if their classes are the model's.
+        max_loss: Largest loss of top-1 in percentage points.
+        engine: Runtime in which loss and speed are measured: `onnxruntime` or `openvino`.
+        batch_size: Batch size at which the speed is measured.
+        weight_bits: 7, which is right on all processors, or 8 for those with VNNI; by default what this one can.
+        num_heads: Number of attention heads, if the weight file does not store it.
+        timer: Measures the speed.
+
+    Raises:
+        ConversionError: More than `max_loss` is lost, or int8 is not faster than float; nothing is written.
+    """
+    out = Path(path).expanduser()
+    if out.suffix != ".onnx":
+        raise ConversionError("the file name of an int8 model must end in .onnx", where=out)
+    weight_bits = int8.default_bits() if weight_bits is None else weight_bits
+    if weight_bits not in (7, 8):
+        raise ConfigError(f"{argument('weight_bits', weight_bits)} is not 7 or 8")
+    if weight_bits > int8.default_bits():
+        raise ConfigError(f"{argument('weight_bits', 8)} saturates on this processor, which has no VNNI", hint="use 7")
+    if engine not in FORMATS:
+        raise UnknownNameError("engine", engine, FORMATS, see=f"({', '.join(FORMATS)})")
+    check_engine(engine)
+    check_request(out, max_loss, batch_size)
+    classifier = Classifier(model, num_heads=num_heads, device="cpu")
+    original = classifier.torch_model
+    dense_layers(original)  # raises if it is not a ViT, before images are read
+    check_model(original, "onnx", dynamic_size=False)
+    calibration = read_sample(classifier, calibrate, images=CALIBRATION_IMAGES, training=True)
+    sample = read_sample(classifier, evaluate, images=EVALUATION_IMAGES, training=False)
+    with TemporaryDirectory(dir=scratch_folder()) as name:
+        search = CompressionSearch(
+            original, calibration, sample, Path(name), max_loss, math.inf, timer, batch_size, weight_bits
+        )
+        search.logits[()] = sample.logits(Classifier(without_cascade(original)).logits, "float")
+        search.prepare()
+        chosen = search.find_int8(max_loss, engine)
+        assert chosen is not None  # there is no time limit
+        losses = {len(search.layers) - item.int8_layers: item.loss.points for item in search.candidates}
+        if chosen.loss.points > max_loss:
+            limit, count = argument("max_loss", max_loss, "g"), f"{max(losses)} of {len(search.layers)} layers"
+            what = f"{chosen.loss.points:.2f} points may be lost, more than {limit}, even with {count} in float"
+            raise ConversionError(f"not written, {what}", where=path)
+        graphs = {"float": search.export(()), "int8": Path(chosen.path)}
+        speedup = search.speedup(graphs, engine)
+        if speedup <= 1:
+            raise ConversionError(
+                f"not written, int8 is not faster on this machine: {speedup:.2f} times the speed of float in {engine} "
+                f"at batch size {batch_size}",
+                where=path,
+            )
+        with atomic_path(out) as new:
+            shutil.copyfile(graphs["int8"], new)
+        return Quantized(
+            path=str(path),
+            engine=engine,
+            loss=chosen.loss,
+            speedup=speedup,
+            batch_size=batch_size,
+            bytes_before=graphs["float"].stat().st_size,
+            bytes_after=graphs["int8"].stat().st_size,
+            weight_bits=weight_bits,
+            vnni=int8.default_bits() == 8,
+            sensitivity=search.sensitivity,
+            float_layers=tuple(search.sensitivity)[: len(search.layers) - chosen.int8_layers],
+            tried=tuple(sorted(losses.items())),
+        )
+
+
+def check_request(path: Path, max_loss: float, batch_size: int) -> None:
+    """Raise if the request is invalid, before anything is read."""
+    if path.exists():
+        raise ConversionError("already exists", where=path, hint="choose another name or remove it")
+    check_range("max_loss", max_loss, 0, 100)
+    validate("batch_size", BatchSize, batch_size)
+    check_engine("onnxruntime")  # writes int8
+    check_writable(path)
+
+
+def write_quantized(folder: Path, numbers: dict[str, Any], summary: str) -> Path:
+    """Write quantize.json and report.html into a new folder; returns the path of the page."""
+    loss, sensitivity = numbers["loss"], numbers["sensitivity"]
+    tiles = {
+        "same predictions": f"{loss['agreement']:.1f} %",
+        "max. points lost": f"{loss['points']:.2f}",
+        f"speedup over float, batch size {numbers['batch_size']}": f"{numbers['speedup']:.2f}",
+        "size": f"{numbers['bytes_after'] / 1e6:.1f} of {numbers['bytes_before'] / 1e6:.1f} MB",
+    }
+    if loss["before"] is not None:
+        tiles[loss["metric"]] = f"{loss['before']:.2f} -> {loss['after']:.2f}"
+    lines = []
+    for layer in DENSE_LAYERS:
+        blocks = {name.split(".")[1]: value for name, value in sensitivity.items() if name.endswith(layer)}
+        lines.append(Line(layer, sorted((float(block), 1000 * value) for block, value in blocks.items())))
+    page = render(
+        "quantize.html",
+        title=Path(numbers["path"]).name,
+        subtitle=summary.replace("\n", "; "),
+        tile_values=tiles,
+        chart=Chart(title="divergence in millinats", lines=lines, x_label="block", log_y=True),
+        layers=[(n, 1000 * v, "float" if n in numbers["float_layers"] else "int8") for n, v in sensitivity.items()],
+        loss_note=LOSS_NOTE,
+        tried=numbers["tried"],
+    )
+    return write_report(folder, name="quantize.json", numbers=numbers, page=page)
+
+
 @dataclass
 class CompressionSearch:
     """Tries ways to run one model faster and measures the loss of each."""
@@ -264,25 +434,27 @@ class CompressionSearch:
     max_loss: float
     seconds: float
     timer: Timer
+    batch_size: int = BATCH_SIZE  # at which the speed is measured
+    bits: int = dataclasses.field(default_factory=int8.default_bits)
 
     def __post_init__(self) -> None:
         self.model.eval()
-        self.start, self.bits = time.monotonic(), default_bits()
+        self.start = time.monotonic()
         self.logits: dict[Counts, Tensor] = {}  # float logits (n, K) by the merged tokens
         self.smoothed, self.inputs = self.model, dict[str, Int8Input]()
         """The model with scales moved for int8, which changes no output, so one graph serves both."""
-        self.plan: Int8Plan | None = None
+        self.layers: dict[str, Int8Layer] = {}  # in int8, by GPTQ
+        self.sensitivity: dict[str, float] = {}  # of each layer, the largest first
         self.candidates: list[Candidate] = []
         self.timed_out = False
 
-    def run(self, pixels: Tensor) -> list[Candidate]:
-        """All candidates, the original model first, with their seconds for the batch `pixels`."""
+    def run(self) -> list[Candidate]:
+        """All candidates, the original model first, with their seconds per batch and per single image."""
         if isinstance(self.model, ViT):
-            print_status("finding ranges and moving scales into the weights ...")
-            self.smoothed, self.inputs = prepare(self.model, self.calibration.batches(), self.bits)
+            self.prepare()
         self.try_float(())
         steps = fewer_tokens.merging_steps(self.model, self.calibration.tensor(slice(None))) if self.has_time() else []
-        float_layers = self.try_int8(pixels, within=self.max_loss * (INT8_SHARE if steps else 1))
+        float_layers = self.try_int8(within=self.max_loss * (INT8_SHARE if steps else 1))
         self.try_merging(steps, float_layers)
         if steps and steps[-1] not in self.logits and self.has_time():
             self.try_float(steps[-1])  # the first pass of a cascade may lose more
@@ -291,7 +463,7 @@ class CompressionSearch:
             print_status("note: the time limit was reached before everything was tried; --minutes N (minutes=) sets it")
         forwards = {candidate.name: self.open(candidate) for candidate in self.candidates}
         print_status(f"measuring the speed of {len(forwards)} candidates, in turn ...")
-        seconds, single = self.timer(forwards, pixels), self.timer(forwards, pixels[:1])
+        seconds, single = (self.timer(forwards, self.sample.tensor(slice(size))) for size in (self.batch_size, 1))
         timed = [
             dataclasses.replace(item, seconds=seconds[item.name], single_seconds=single[item.name])
             for item in self.candidates
@@ -324,24 +496,38 @@ class CompressionSearch:
                 print_status(f"note: skipping {engine}: {error}")
         return loss.points <= self.max_loss
 
-    def try_int8(self, pixels: Tensor, within: float) -> int | None:
+    def prepare(self) -> None:
+        """Fit the ranges of int8 and move scales into the weights."""
+        print_status("finding ranges and moving scales into the weights ...")
+        self.smoothed, self.inputs = int8.prepare(self.model, self.calibration.batches(), self.bits)
+
+    def try_int8(self, within: float) -> int | None:
         """Find the fewest float layers whose loss is `within`; returns their number, or None if int8 does not help."""
-        if not isinstance(self.smoothed, ViT) or not self.has_time() or not self.is_faster(self.smoothed, pixels):
+        if not self.inputs or not self.has_time() or not self.is_faster():
             return None
-        self.plan = Int8Plan(self.smoothed, self.inputs, self.calibration, bits=self.bits)
-        steps, losses = self.plan.steps, dict[int, float]()
+        best = self.find_int8(within, "onnxruntime")
+        return None if best is None or best.loss.points > self.max_loss else len(self.layers) - best.int8_layers
+
+    def find_int8(self, within: float, engine: str) -> Candidate | None:
+        """The graph in int8 with the fewest float layers whose loss is `within`, else the one that loses least.
+
+        Numbers of float layers are tried by bisection, as the loss falls with them. None if there is no time for any.
+        """
+        assert isinstance(self.smoothed, ViT)
+        rounding, measuring = (partial(track, label=label) for label in ("blocks quantized", "sensitivity of layers"))
+        batches, pixels = self.calibration.batches(), self.calibration.tensor(slice(SENSITIVITY_IMAGES))
+        self.layers = int8.gptq_layers(self.smoothed, self.inputs, batches, bits=self.bits, track=rounding)
+        self.sensitivity = int8.sensitivity(self.smoothed, self.layers, pixels, track=measuring)
+        tried: list[Candidate] = []
 
         def is_within(count: int) -> bool:
             if not self.has_time():
                 return False
-            losses[count] = self.add_int8((), count).points
-            return losses[count] <= within
+            tried.append(self.add_int8((), count, engine))
+            return tried[-1].loss.points <= within
 
-        first = bisect_left(steps, True, key=is_within)
-        if first < len(steps):
-            return steps[first]
-        best = min(losses, key=losses.__getitem__, default=0)
-        return best if losses and losses[best] <= self.max_loss else None
+        bisect_left(sorted({round(share * len(self.layers)) for share in FLOAT_SHARES}), True, key=is_within)
+        return max(tried, key=lambda item: (min(-item.loss.points, -within), item.int8_layers), default=None)
 
     def try_merging(self, steps: Sequence[Counts], float_layers: int | None) -> None:
         """Find the most merged tokens within the limit, in int8 if that helps; then try the same counts in float."""
@@ -353,22 +539,24 @@ class CompressionSearch:
             tried.append(counts)
             if float_layers is None:
                 return not self.try_float(counts)
-            return self.add_int8(counts, float_layers).points > self.max_loss
+            return self.add_int8(counts, float_layers).loss.points > self.max_loss
 
         bisect_left(steps, True, key=is_too_much)
         for counts in tried:
             if counts not in self.logits and self.has_time():
                 self.try_float(counts)
 
-    def add_int8(self, counts: Counts, float_layers: int) -> AccuracyLoss:
-        assert self.plan is not None
-        path = self.folder / f"int8_{len(self.candidates)}.onnx"
-        self.plan.write(self.export(counts), path, float_layers)
-        layers = len(self.inputs) - float_layers
-        logits = self.sample.logits(OpenGraph(path, "onnxruntime"), f"int8 in {layers} layers")
+    def add_int8(self, counts: Counts, float_layers: int, engine: str = "onnxruntime") -> Candidate:
+        """Add a graph in int8, except for its most sensitive layers."""
+        assert isinstance(self.smoothed, ViT)
+        path, names = self.folder / f"int8_{len(self.candidates)}.onnx", list(self.sensitivity)[float_layers:]
+        write_int8(self.export(counts), path, self.smoothed, {name: self.layers[name] for name in names})
+        if not self.candidates:
+            check_runs(path, engine)
+        logits = self.sample.logits(OpenGraph(path, engine), f"int8 in {len(names)} layers")
         loss = self.loss(logits)
-        self.add(Candidate(engine="onnxruntime", counts=counts, int8_layers=layers, loss=loss, path=str(path)))
-        return loss
+        self.add(Candidate(engine=engine, counts=counts, int8_layers=len(names), loss=loss, path=str(path)))
+        return self.candidates[-1]
 
     def try_openvino_int8(self) -> None:
         """Add the last int8 graphs within the limit in OpenVINO, with the loss that they have there."""
@@ -387,7 +575,8 @@ class CompressionSearch:
 
     def add(self, candidate: Candidate) -> None:
         self.candidates.append(candidate)
-        spent = f"{format_duration(time.monotonic() - self.start)} of {format_duration(self.seconds)}"
+        spent = format_duration(time.monotonic() - self.start)
+        spent += f" of {format_duration(self.seconds)}" if math.isfinite(self.seconds) else ""
         print_status(f"{candidate.name}: at most {candidate.loss.points:.2f} points lost ({spent})")
 
     def cascades(self, timed: list[Candidate]) -> list[Candidate]:
@@ -419,19 +608,26 @@ class CompressionSearch:
             cascades.append(dataclasses.replace(changed, loss=loss, cascade=cascade))
         return cascades
 
-    def is_faster(self, model: ViT, pixels: Tensor) -> bool:
+    def is_faster(self) -> bool:
         """Whether int8 in all layers is faster than float, measured before time is spent on its loss."""
+        assert isinstance(self.smoothed, ViT)
         paths = {"float": self.export(()), "int8": self.folder / "all_int8.onnx"}
         try:
-            write_int8(paths["float"], paths["int8"], model, rounded_layers(model, self.inputs, self.bits))
+            layers = int8.rounded_layers(self.smoothed, self.inputs, self.bits)
+            write_int8(paths["float"], paths["int8"], self.smoothed, layers)
         except ConversionError as error:
             print_status(f"note: skipping int8: {error}")
             return False
-        seconds = self.timer({name: OpenGraph(path, "onnxruntime") for name, path in paths.items()}, pixels)
-        speedup = seconds["float"] / seconds["int8"]
+        speedup = self.speedup(paths, "onnxruntime")
         skipped = "" if speedup > 1 else "; skipping int8"
         print_status(f"int8 in all layers: {speedup:.2f} times the speed of float{skipped}")
         return speedup > 1
+
+    def speedup(self, graphs: dict[str, Path], engine: str) -> float:
+        """Speed of the graph `int8` relative to `float`."""
+        forwards: dict[str, Forward] = {name: OpenGraph(path, engine) for name, path in graphs.items()}
+        seconds = self.timer(forwards, self.sample.tensor(slice(self.batch_size)))
+        return seconds["float"] / seconds["int8"]
 
     def loss(self, logits: Tensor) -> AccuracyLoss:
         return accuracy_loss(self.model, self.logits[()], logits, self.sample)

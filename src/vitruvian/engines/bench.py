@@ -1,4 +1,4 @@
-"""Speed of a model by engine and batch size, where the time goes, and how near the hardware limit is."""
+"""Speed of a model by engine and batch size, and where the time goes."""
 
 import io
 import statistics
@@ -15,8 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vitruvian.config import GraphConfig, Precision, ViTConfig
-from vitruvian.cost import multiply_adds, tokens_by_layer
+from vitruvian.config import Precision
 from vitruvian.data.decode import decode
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.engines.choose import RunMode, cached_graph, default_mode, measure, open_forward
@@ -31,7 +30,7 @@ from vitruvian.model.encoder import Block
 from vitruvian.model.vit import ViT
 from vitruvian.progress import print_status
 from vitruvian.report.chart import Chart, Line
-from vitruvian.settings import BatchSize, Record, Size, validate
+from vitruvian.settings import BatchSize, Record, validate
 from vitruvian.text import table
 
 CPU = torch.device("cpu")
@@ -47,7 +46,6 @@ class EngineSpeed:
     p50_ms: float
     p90_ms: float
     p99_ms: float
-    of_limit: float | None  # fraction of the speed of a matrix product; None if the model's multiply-adds are unknown
     memory_mb: float | None  # peak memory added by opening and running it; None if the system does not report it
 
 
@@ -57,7 +55,6 @@ class Bench(Record):
 
     speeds: tuple[EngineSpeed, ...]
     shares: dict[str, float]  # milliseconds per image of each part, in torch, or in the first engine of a graph
-    limit_gflops: float  # speed of one large float32 matrix product on all cores
     threads: int
     device: str = "cpu"
 
@@ -68,17 +65,15 @@ class Bench(Record):
                 str(speed.batch_size),
                 f"{speed.images_per_second:.1f}",
                 *(f"{milliseconds:.1f}" for milliseconds in (speed.p50_ms, speed.p90_ms, speed.p99_ms)),
-                "-" if speed.of_limit is None else f"{speed.of_limit:.0%}",
                 "-" if speed.memory_mb is None else f"{speed.memory_mb:.0f}",
             )
             for speed in self.speeds
         ]
-        columns = ("engine", ">batch", ">images/s", ">p50 ms", ">p90", ">p99", ">of matmul", ">memory MB")
+        columns = ("engine", ">batch", ">images/s", ">p50 ms", ">p90", ">p99", ">memory MB")
         total = sum(self.shares.values())
         parts = [(name, f"{ms:.2f}", f"{ms / total:.0%}") for name, ms in self.shares.items()]
         where = f"{self.threads} threads" if self.device == "cpu" else device_name(self.device)
-        limit = f"float32 matrix product on {where}: {self.limit_gflops:.0f} GFLOP/s"
-        return "\n".join([table(columns, rows), "", table(("time per image", ">ms", ">share"), parts), "", limit])
+        return "\n".join([table(columns, rows), "", table(("time per image", ">ms", ">share"), parts), "", where])
 
     def chart(self) -> Chart:
         """Images per second over the batch size, one line per engine."""
@@ -118,8 +113,7 @@ def bench(
     if image is not None:
         decode(Path(image))  # raises ImageError before anything is measured
     data = synthetic_jpeg() if image is None else Path(image).read_bytes()
-    limit, size, speeds = matmul_gflops(device), model.meta.preprocess.image_size, []
-    count = computed_multiply_adds(model, size)
+    size, speeds = model.meta.preprocess.image_size, []
     for batch_size in batches:
         validate("batch_size", BatchSize, batch_size)
         generator = torch.Generator().manual_seed(0)
@@ -135,11 +129,9 @@ def bench(
         for name, seconds in measure(forwards, pixels, rounds).items():
             rate = batch_size / statistics.median(seconds)
             p50, p90, p99 = (1000 * float(np.percentile(seconds, p)) for p in (50, 90, 99))
-            of_limit = None if count is None else 2e-9 * count * rate / limit
-            speeds.append(EngineSpeed(name, batch_size, rate, p50, p90, p99, of_limit, memory[name]))
-    shares = time_shares(model, data, rounds)
-    threads = torch.get_num_threads()
-    return Bench(speeds=tuple(speeds), shares=shares, limit_gflops=limit, threads=threads, device=str(device))
+            speeds.append(EngineSpeed(name, batch_size, rate, p50, p90, p99, memory[name]))
+    shares, threads = time_shares(model, data, rounds), torch.get_num_threads()
+    return Bench(speeds=tuple(speeds), shares=shares, threads=threads, device=str(device))
 
 
 def peak_memory(model: Model | Graph, mode: RunMode, pixels: Tensor) -> tuple[float | None, Forward]:
@@ -163,31 +155,6 @@ def peak_memory(model: Model | Graph, mode: RunMode, pixels: Tensor) -> tuple[fl
 def round_trip(forward: Forward, device: torch.device, pixels: Tensor) -> Tensor:
     """Outputs in the memory of the CPU, of pixels that are there: what a prediction takes on an accelerator."""
     return forward(pixels.to(device)).cpu()
-
-
-def computed_multiply_adds(model: Model | Graph, size: Size) -> int | None:
-    """Multiply-adds per image, without the tokens that the last block skips; None for graphs of other libraries."""
-    config = model.config
-    if isinstance(config, GraphConfig):
-        return None
-    count = multiply_adds(config, size)
-    if not isinstance(config, ViTConfig):
-        return count
-    read = model.tokens_read if isinstance(model, ViT) else config.tokens_read
-    if read is None:
-        return count
-    rows, columns = config.grid_of(size)
-    *_, tokens, left = tokens_by_layer(config, rows * columns + config.prefix_tokens)  # in and out of the last block
-    mlp = config.width * config.mlp_dim * (3 if config.mlp == "swiglu" else 2)
-    attention = config.width**2 + 2 * tokens * config.width  # output projection and both products, per query
-    return count - (tokens - read) * attention - (left - read) * mlp
-
-
-def matmul_gflops(device: torch.device) -> float:
-    """Best speed of several products of large float32 matrices."""
-    side = 1024
-    a, b = torch.randn(2, side, side, generator=torch.Generator().manual_seed(0)).to(device)
-    return 2e-9 * side**3 / min(timed(lambda: a @ b, device) for _ in range(10))
 
 
 def timed(function: Callable[[], object], device: torch.device = CPU) -> float:

@@ -1,7 +1,8 @@
 """Evaluate a model on a dataset, with confidence intervals, calibration and ReaL labels."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -15,30 +16,33 @@ from vitruvian.config import DEFAULT_BATCH_SIZE, Preprocess
 from vitruvian.data.decode import Unreadable
 from vitruvian.data.formats import open_dataset, open_images
 from vitruvian.data.groups import values_by
-from vitruvian.data.sources import Concat, Source, first_samples
+from vitruvian.data.sources import Concat, Dataset, Source, first_samples
 from vitruvian.data.transform import Transform
 from vitruvian.errors import ConfigError, DataError, argument
 from vitruvian.evaluation import label_spaces, metrics
 from vitruvian.evaluation.calibration import (
+    SAVED_ON,
     Calibration,
+    Rejection,
     bin_numbers,
     calibration,
     calibration_error,
     confidences,
+    fit_rejection,
     fitting,
 )
 from vitruvian.evaluation.conformal import ConformalSets, check_coverage, fit_sets
 from vitruvian.evaluation.corruptions import CorruptionResult, check_kinds, measure_corruptions
 from vitruvian.evaluation.label_spaces import DatasetLogits, LabelSpace
 from vitruvian.evaluation.metrics import Interval, accuracy_interval
-from vitruvian.evaluation.target_evaluation import TargetEvaluation, evaluate_targets
-from vitruvian.evaluation.unknown import SAVED_ON, Rejection, fit_rejection
+from vitruvian.evaluation.target_metrics import TargetMeasures, measure_outputs
 from vitruvian.inference import Classifier, Encoder
 from vitruvian.model.build import Model
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import Seed, validate
-from vitruvian.targets import COVERAGE
+from vitruvian.targets import COVERAGE, KINDS, Target
 from vitruvian.tasks import extra_file
+from vitruvian.text import brief
 from vitruvian.weights.load import locate, run_facts
 from vitruvian.weights.save import save
 
@@ -75,12 +79,23 @@ SPLITS = ("test", "val")  # the default split is the first of these that exists,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """The result of `evaluate`; accuracies in percent."""
+class EvaluatedImages:
+    """What was evaluated: the model and the images."""
 
     data: str
     model: str
     split: str
+    unreadable: list[Unreadable]
+    left_out: int = 0  # number of images of classes that the model does not have
+    notes: tuple[str, ...]  # remarks on the dataset, and whether the model was trained on these images
+    classifier: Classifier
+    source: Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(EvaluatedImages):
+    """The result of `evaluate`; accuracies in percent."""
+
     part: str  # description of the images
     space: LabelSpace
     measures: metrics.Measures
@@ -96,11 +111,6 @@ class Evaluation:
     sets: ConformalSets | None
     corruptions: CorruptionResult | None
     rejection: Rejection | None
-    unreadable: list[Unreadable]
-    left_out: int  # number of images of classes that the model does not have
-    notes: tuple[str, ...]  # remarks on the dataset, and whether the model was trained on these images
-    classifier: Classifier
-    source: Source
 
     @property
     def restricted(self) -> bool:
@@ -152,6 +162,51 @@ class Evaluation:
             "notes": list(self.notes),
             "classes": [{"class": name, "images": count, "right": right} for name, count, right in classes],
             "confusion": confusion,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetEvaluation(EvaluatedImages):
+    """The result of `evaluate` for several labels or numbers."""
+
+    measures: TargetMeasures
+    seed: int
+
+    @cached_property
+    def intervals(self) -> dict[str, Interval]:
+        return self.measures.intervals(self.seed)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The metrics of all images by name."""
+        return {name: value for name, value in self.measures.scalars().items() if name in self.intervals}
+
+    def fit(self) -> Target:
+        """The model's target with thresholds or margins fitted to these images."""
+        if self.measures.names != self.classifier.labels:
+            raise DataError(f"only {brief(self.measures.names)} can be fitted", where=self.data, hint="add the others")
+        return replace(self.measures, fitted=False).fit()
+
+    @property
+    def summary(self) -> str:
+        measures, row = self.measures, KINDS[self.measures.target.kind]
+        return f"{measures.count:,} images of the split {self.split!r}, {row.title}: {brief(measures.names)}"
+
+    def to_json(self) -> dict[str, Any]:
+        per_output = self.measures.per_output().items()
+        outputs = {name: [None if np.isnan(v) else float(v) for v in values] for name, values in per_output}
+        return {
+            "data": self.data,
+            "model": self.model,
+            "split": self.split,
+            "target": self.measures.target.kind,
+            "count": self.measures.count,
+            **self.numbers,
+            "intervals": {name: list(ends) for name, ends in self.intervals.items()},
+            "interval_percent": metrics.LEVEL,
+            "outputs": {"name": list(self.measures.names), **outputs},
+            "unreadable": dict(self.unreadable),
+            "notes": list(self.notes),
         }
 
 
@@ -296,6 +351,68 @@ def evaluate(
         notes=tuple(notes),
         classifier=classifier,
         source=source,
+    )
+
+
+def open_for(data: object, target: Target, labels: tuple[str, ...]) -> Dataset:
+    """The dataset with the target of a model: columns called like its outputs if there are any, else the labels."""
+    columns = f"{target.kind}:{','.join(labels)}" if target.kind in ("multi", "number") else target.kind
+    try:
+        return open_dataset(data, target=columns, accepts=(target.kind,))
+    except DataError:
+        return open_dataset(data, target=target.kind, accepts=(target.kind,))
+
+
+def evaluate_targets(
+    data: object, classifier: Classifier, *, split: str | None, seed: int, batch_size: int, track: Track
+) -> TargetEvaluation:
+    """Evaluate a model on one split of a dataset.
+
+    Raises:
+        DataError: The data cannot be read, or has labels, numbers or levels that the model does not know.
+    """
+    target, labels = classifier.model.meta.target, classifier.labels
+    opened = open_for(data, target, labels)
+    name = default_split(opened.splits) if split is None else next(iter(opened.only(split).splits))
+    source = opened.splits[name]
+    assert source.targets is not None
+    missing = [label for label in source.classes if label not in labels]
+    if missing or source.targets.levels != target.levels:
+        what = f"levels {brief(source.targets.levels)}" if not missing else f"{brief(missing)} in the data"
+        known = target.levels or labels
+        raise DataError(f"the model does not know {what}; it predicts {brief(known)}", where=opened.name)
+    columns = [labels.index(label) for label in source.classes]
+    chosen = {
+        key: tuple(getattr(target, key)[column] for column in columns)
+        for key in ("thresholds", "mean", "std", "margins")
+        if getattr(target, key)
+    }
+    unreadable: list[Unreadable] = []
+    parts = list(
+        classifier.run_source(
+            classifier.logits, source, np.arange(len(source)), unreadable=unreadable, batch_size=batch_size, track=track
+        )
+    )
+    indices = np.array([index for part, _ in parts for index in part], np.int64)
+    outputs = np.concatenate([values.numpy()[:, columns] for _, values in parts])
+    measures = measure_outputs(
+        outputs,
+        np.asarray(source.labels())[indices],
+        indices,
+        source.targets,
+        target.replace(**chosen),
+        fitted=bool(target.thresholds or target.margins),
+    )
+    return TargetEvaluation(
+        data=opened.name,
+        model=classifier.name,
+        split=name,
+        measures=measures,
+        unreadable=unreadable,
+        notes=opened.notes,
+        classifier=classifier,
+        source=source,
+        seed=seed,
     )
 
 

@@ -200,16 +200,9 @@ class FeatureSet:
         return self.values, self.labels if self.targets is None else self.targets.rows(self.labels)
 
 
-def compute_features(
-    encoder: Encoder,
-    source: Source,
-    store: FeatureStore,
-    *,
-    batch_size: int = DEFAULT_BATCH_SIZE,
-    track: Track = no_tracking,
-) -> FeatureSet:
-    """The features of all readable images of a source, from the store or computed and added to it."""
-    values, unreadable, computed = feature_rows(encoder, source, store, batch_size=batch_size, track=track)
+def compute_features(encoder: Encoder, source: Source, store: FeatureStore, **options: Any) -> FeatureSet:
+    """The features of all readable images of a source, with the options of `feature_rows`."""
+    values, unreadable, computed = feature_rows(encoder, source, store, **options)
     listed = [Unreadable(source.key(index), why) for index, why in unreadable.items()]
     check_readable(source.name, listed, len(source))
     readable = np.setdiff1d(np.arange(len(source)), list(unreadable))
@@ -231,7 +224,9 @@ def feature_rows(
     batch_size: int = DEFAULT_BATCH_SIZE,
     track: Track = no_tracking,
 ) -> tuple[Features, dict[int, str], int]:
-    """One row of features per image, NaN for an unreadable one; why images cannot be read; how many were computed.
+    """One row of features per image, from the store or computed and added to it; NaN for an unreadable image.
+
+    Also returns why images cannot be read, and how many features were computed.
 
     A batch has the images of consecutive indices that are neither stored nor unreadable. So batches, and with them the
     last bits of the features, do not depend on where an earlier call was interrupted.

@@ -69,10 +69,6 @@ class LabelSpace:
         table = self._table
         return logits[:, table[:, 0]] if table.shape[1] == 1 else logits[:, table].amax(dim=2)
 
-    def right_among_all(self, logits: Tensor, labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """(B,) Whether the largest of all K outputs means the class of the label."""
-        return self.rank_among_all(logits, labels) < 1
-
     def rank_among_all(self, logits: Tensor, labels: NDArray[np.int64]) -> NDArray[np.int64]:
         """(B,) Number of all K outputs before the best one that means the class; equal logits rank in their order."""
         outputs = self._table[torch.from_numpy(labels)].to(logits.device)  # (B, most outputs of a class)

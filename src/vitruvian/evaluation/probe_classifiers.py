@@ -1,6 +1,6 @@
 """Classifiers on frozen features: few-shot least squares, logistic regression and nearest neighbors."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -288,25 +288,31 @@ MOST_QUERIES = 4096  # maximum number of images to choose the number of neighbor
 NEIGHBOR_PIECE = 512  # number of images compared with all others per step
 
 
+def nearest(
+    known: NDArray[Any], test: NDArray[Any], count: int, own: Labels | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Weights exp(cosine / 0.07) as in DINO, and indices (B, count), of the known features nearest to each of `test`.
+
+    If the test images are among the known ones, `own` has their indices: an image is not its own neighbor.
+    """
+    bank = directions(known)
+    for first in range(0, len(test), NEIGHBOR_PIECE):
+        similar = directions(test[first : first + NEIGHBOR_PIECE]) @ bank.T
+        if own is not None:
+            similar[torch.arange(len(similar)), torch.from_numpy(own[first : first + NEIGHBOR_PIECE])] = -torch.inf
+        values, indices = similar.topk(min(count, len(bank)))
+        yield (values.double() / TEMPERATURE).exp(), indices
+
+
 def neighbor_predictions(
     train: Examples, test: NDArray[Any], *, classes: int, counts: Sequence[int], own: Labels | None = None
 ) -> dict[int, Labels]:
-    """Predicted classes (m,) by the votes of the nearest of `train`, weighted by exp(cosine / 0.07) as in DINO.
-
-    There are predictions for each number of neighbors, in ascending order. If the test images are among `train`, `own`
-    has their indices there: an image is not its own neighbor.
-    """
-    known, labels = directions(train[0]), torch.from_numpy(train[1])
-    pieces: dict[int, list[Labels]] = {count: [] for count in counts}
-    for first in range(0, len(test), NEIGHBOR_PIECE):
-        similar = directions(test[first : first + NEIGHBOR_PIECE]) @ known.T
-        if own is not None:
-            similar[torch.arange(len(similar)), torch.from_numpy(own[first : first + NEIGHBOR_PIECE])] = -torch.inf
-        near = similar.topk(min(counts[-1], len(known)))
+    """Predicted classes (m,) by the weighted votes of the nearest, for each number of them, in ascending order."""
+    labels, pieces = torch.from_numpy(train[1]), dict[int, list[Labels]]((count, []) for count in counts)
+    for weights, indices in nearest(train[0], test, counts[-1], own):
         for count in counts:
-            weights = (near.values[:, :count].double() / TEMPERATURE).exp()
-            votes = torch.zeros(len(similar), classes, dtype=torch.float64)  # (B, K)
-            votes.scatter_add_(1, labels[near.indices[:, :count]], weights)
+            votes = torch.zeros(len(weights), classes, dtype=torch.float64)  # (B, K)
+            votes.scatter_add_(1, labels[indices[:, :count]], weights[:, :count])
             pieces[count].append(votes.numpy().argmax(axis=1))
     return {count: np.concatenate(predictions) for count, predictions in pieces.items()}
 
@@ -315,17 +321,14 @@ TARGET_NEIGHBORS = 20
 
 
 def neighbor_scores(train: Examples, test: NDArray[Any], *, count: int) -> NDArray[np.float64]:
-    """Means (m, K) of the targets of the nearest of `train`, weighted as by `neighbor_predictions`."""
-    known, targets = directions(train[0]), torch.from_numpy(np.asarray(train[1], np.float64))
-    means, pieces = targets.nanmean(dim=0), []
-    for first in range(0, len(test), NEIGHBOR_PIECE):
-        near = (directions(test[first : first + NEIGHBOR_PIECE]) @ known.T).topk(count)
-        weights = (near.values.double() / TEMPERATURE).exp()[:, :, None]
-        rows = targets[near.indices]  # (B, count, K)
-        weights = weights.where(~rows.isnan(), 0.0)
-        total = weights.sum(dim=1)
-        mean = (weights * rows.nan_to_num()).sum(dim=1) / total.clamp(min=1e-30)
-        pieces.append(mean.where(total > 0, means))
+    """Weighted means (m, K) of the targets of the nearest; of all images where none of these is known."""
+    targets, pieces = torch.from_numpy(np.asarray(train[1], np.float64)), []
+    for weights, indices in nearest(train[0], test, count):
+        rows = targets[indices]  # (B, count, K)
+        shares = weights[:, :, None].where(~rows.isnan(), 0.0)
+        total = shares.sum(dim=1)
+        mean = (shares * rows.nan_to_num()).sum(dim=1) / total.clamp(min=1e-30)
+        pieces.append(mean.where(total > 0, targets.nanmean(dim=0)))
     return np.asarray(torch.cat(pieces).numpy())
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -13,7 +14,7 @@ from vitruvian.data.sources import Source
 from vitruvian.evaluation.calibration import BINS
 from vitruvian.evaluation.conformal import ConformalSets
 from vitruvian.evaluation.corruptions import STRENGTHS, CorruptionResult
-from vitruvian.evaluation.evaluate import Evaluation
+from vitruvian.evaluation.evaluate import Evaluation, TargetEvaluation
 from vitruvian.evaluation.metrics import (
     LEVEL,
     MEASURE_NAMES,
@@ -27,7 +28,6 @@ from vitruvian.evaluation.metrics import (
 )
 from vitruvian.evaluation.probe import ProbeReport
 from vitruvian.evaluation.probe_classifiers import SEEDS
-from vitruvian.evaluation.target_evaluation import TargetEvaluation
 from vitruvian.evaluation.target_metrics import NumberMeasures, TargetMeasures
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.color import COLORS
@@ -46,17 +46,31 @@ NAMES = MEASURE_NAMES | {
 
 def write_evaluation(evaluation: Evaluation | TargetEvaluation, folder: Path) -> Path:
     """Write evaluation.json and report.html into a new folder; returns the path of the page."""
-    if isinstance(evaluation, TargetEvaluation):
-        page = render(
-            "target_evaluation.html",
-            title=f"{short_name(evaluation.model)} on {Path(evaluation.data).name}",
-            subtitle=evaluation.summary,
-            tile_values=target_tiles(evaluation.measures),
-            unreadable_images=dict(evaluation.unreadable),
-            measures=target_sections(evaluation.measures, evaluation.source),
-        )
-        return write_report(folder, name="evaluation.json", numbers=evaluation.to_json(), page=page)
-    calibration = evaluation.calibration
+    sections = target_facts if isinstance(evaluation, TargetEvaluation) else class_facts
+    page = render(
+        "evaluation.html",
+        title=f"{short_name(evaluation.model)} on {Path(evaluation.data).name}",
+        unreadable_images=dict(evaluation.unreadable),
+        excluded=evaluation.left_out,
+        level=LEVEL,
+        notes=evaluation.notes,
+        **sections(evaluation),  # type: ignore[arg-type]
+    )
+    return write_report(folder, name="evaluation.json", numbers=evaluation.to_json(), page=page)
+
+
+def target_facts(evaluation: TargetEvaluation) -> dict[str, Any]:
+    """What the page of an evaluation shows for several labels or numbers."""
+    return {
+        "subtitle": evaluation.summary,
+        "tile_values": target_tiles(evaluation.measures),
+        "measures": target_sections(evaluation.measures, evaluation.source),
+    }
+
+
+def class_facts(evaluation: Evaluation) -> dict[str, Any]:
+    """What the page of an evaluation shows for one class per image."""
+    calibration, corruptions = evaluation.calibration, evaluation.corruptions
     tiles = measure_tiles(evaluation.measures)
     if evaluation.space.is_mapped:
         headline = {NAMES[f"{name}_among_all_outputs"]: f"{value:.2f} %" for name, value in evaluation.headline.items()}
@@ -69,37 +83,30 @@ def write_evaluation(evaluation: Evaluation | TargetEvaluation, folder: Path) ->
     curves = {"this model": calibration.before or calibration.now, "with the fitted temperature": calibration.after}
     lines = [Line("perfectly calibrated", [(0.0, 0.0), (100.0, 100.0)])]
     lines += [Line(name, [(b.confidence, b.accuracy) for b in curve.bins]) for name, curve in curves.items() if curve]
-    page = render(
-        "evaluation.html",
-        title=f"{short_name(evaluation.model)} on {Path(evaluation.data).name}",
-        subtitle=evaluation_summary(evaluation),
-        tile_values=tiles,
-        unreadable_images=dict(evaluation.unreadable),
-        excluded=evaluation.left_out,
-        level=LEVEL,
-        bins=BINS,
-        accuracies=[
+    return {
+        "subtitle": evaluation_summary(evaluation),
+        "tile_values": tiles,
+        "bins": BINS,
+        "accuracies": [
             (NAMES[name], value, "{:.2f} to {:.2f}".format(*evaluation.intervals[name]))
             for name, value in interval_numbers(evaluation).items()
         ],
-        reliability=Chart(title="Reliability: accuracy in %", lines=lines, x_label="probability in %", y_from=0.0),
-        calibration=[(name, s.temperature, s.error, s.loss) for name, s in stages if s is not None],
-        no_temperature=calibration.obstacle if calibration.temperature is None else "",
-        fitted_on=calibration.fitted_on,
-        sets="" if evaluation.sets is None else describe_sets(evaluation.sets),
-        by=evaluation.by,
-        slices=[
+        "reliability": Chart(title="Reliability: accuracy in %", lines=lines, x_label="probability in %", y_from=0.0),
+        "calibration": [(name, s.temperature, s.error, s.loss) for name, s in stages if s is not None],
+        "no_temperature": calibration.obstacle if calibration.temperature is None else "",
+        "fitted_on": calibration.fitted_on,
+        "sets": "" if evaluation.sets is None else describe_sets(evaluation.sets),
+        "by": evaluation.by,
+        "slices": [
             (s.name, s.count, percent_bar(s.top1), "{:.2f} to {:.2f}".format(*s.interval)) for s in evaluation.slices
         ],
-        worst=describe_worst(evaluation) if evaluation.slices else "",
-        rejection=evaluation.rejection,
-        corruption_titles=CORRUPTION_TITLES,
-        corruptions=[] if evaluation.corruptions is None else evaluation.corruptions.rows(),
-        corrupted="" if evaluation.corruptions is None else describe_corruptions(evaluation.corruptions),
-        measures=measure_sections(evaluation.measures, evaluation.space.classes, evaluation.source),
-        notes=evaluation.notes,
-    )
-    return write_report(folder, name="evaluation.json", numbers=evaluation.to_json(), page=page)
+        "worst": describe_worst(evaluation) if evaluation.slices else "",
+        "rejection": evaluation.rejection,
+        "corruption_titles": CORRUPTION_TITLES,
+        "corruptions": [] if corruptions is None else corruptions.rows(),
+        "corrupted": "" if corruptions is None else describe_corruptions(corruptions),
+        "measures": measure_sections(evaluation.measures, evaluation.space.classes, evaluation.source),
+    }
 
 
 def evaluation_summary(evaluation: Evaluation) -> str:
@@ -158,38 +165,42 @@ def interval_numbers(evaluation: Evaluation) -> dict[str, float]:
 def write_probe(report: ProbeReport, folder: Path) -> Path:
     """Write probe.json and report.html into a new folder; returns the path of the page."""
     results = report.results
-    if report.target != "single":
-        names = KINDS[report.target].metrics
-        page = render(
-            "target_probe.html",
-            title=f"{short_name(report.model)} probed on {Path(report.data).name}",
-            subtitle=probe_summary(report),
-            headings=["probe", "setting", *(f">{TARGET_NAMES[name]}" for name in names)],
-            rows=[(r.probe, r.setting, *(f"{r.metrics[name]:.4g}" for name in names)) for r in results],
-            notes=report.notes,
-        )
-        return write_report(folder, name="probe.json", numbers=report.to_json(), page=page)
     shots = [(float(r.setting.removesuffix("-shot")), r.top1) for r in results if r.probe == "few-shot"]
-    line = Line("mean over seeds", shots)
+    headings, rows = probe_table(report)
     page = render(
         "probe.html",
         title=f"{short_name(report.model)} probed on {Path(report.data).name}",
         subtitle=probe_summary(report),
-        tile_values={
-            f"{r.probe}, {r.setting}": with_interval(r.top1, r.interval) if r.interval else f"{r.top1:.2f} %"
-            for r in results
-        },
+        tile_values={f"{r.probe}, {r.setting}": with_interval(r.top1, r.interval) for r in results if r.interval},
         draws=len(SEEDS),
-        results=[
-            (r.probe, r.setting, r.top1, f"{r.deviation:.2f}" if len(r.runs) > 1 else "–", r.mean_per_class)
-            for r in results
-        ],
-        chart=Chart(title="Few-shot top-1, %", lines=[line], x_label="images per class") if len(shots) > 1 else None,
+        headings=headings,
+        rows=rows,
+        chart=Chart(title="Few-shot top-1, %", lines=[Line("mean over seeds", shots)], x_label="images per class")
+        if len(shots) > 1 and report.target == "single"
+        else None,
         tried=[(result.probe, result.tried) for result in results if result.tried],
         notes=report.notes,
         unreadable_images=report.unreadable,
     )
     return write_report(folder, name="probe.json", numbers=report.to_json(), page=page)
+
+
+def probe_table(report: ProbeReport) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Headings, and a row for each probe."""
+    if report.target == "single":
+        return ["probe", "setting", ">top-1 %", ">standard deviation", ">mean per class %"], [
+            (
+                r.probe,
+                r.setting,
+                f"{r.top1:.2f}",
+                f"{r.deviation:.2f}" if len(r.runs) > 1 else "–",
+                f"{r.mean_per_class:.2f}",
+            )
+            for r in report.results
+        ]
+    names = KINDS[report.target].metrics
+    headings = ["probe", "setting", *(f">{TARGET_NAMES[name]}" for name in names)]
+    return headings, [(r.probe, r.setting, *(f"{r.metrics[name]:.4g}" for name in names)) for r in report.results]
 
 
 def probe_summary(report: ProbeReport) -> str:
