@@ -7,7 +7,7 @@ from PIL import Image
 import vitruvian as vt
 from vitruvian.data.augment import Augment, train_transform
 from vitruvian.training.finetune import protocol_for
-from vitruvian.training.optimizer import build_schedule
+from vitruvian.training.optimizer import Schedule
 from vitruvian.training.planning import apply_hyperrule
 from vitruvian.training.recipe import read_recipe
 from vitruvian.training.train import choose_recipe
@@ -44,7 +44,7 @@ def rule(images, step):
 @pytest.mark.parametrize("images", [1, 5_000, 19_999, 20_000, 50_000, 499_999, 500_000, 1_281_167])
 def test_length_schedule_and_mixup_follow_the_number_of_images(images):
     recipe = apply_hyperrule(read_recipe("finetune-bit"), Images(images))
-    schedule = build_schedule(recipe, recipe.steps)
+    schedule = Schedule(recipe, recipe.steps)
     assert rule(images, recipe.steps - 1) is not None
     assert rule(images, recipe.steps) is None
     for step in range(recipe.steps):

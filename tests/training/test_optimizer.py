@@ -14,7 +14,6 @@ from vitruvian.training.optimizer import (
     Muon,
     Schedule,
     build_optimizer,
-    build_schedule,
     freeze,
     layers_above,
     set_lr,
@@ -161,7 +160,7 @@ def test_muon_agrees_with_that_of_pytorch(monkeypatch):
 
 
 def schedule(kind, **changes):
-    return Schedule(**{"kind": kind, "peak": 0.8, "steps": 100, "warmup": 20} | changes)
+    return Schedule(Recipe(epochs=1, **{"schedule": kind, "lr": 0.8, "warmup": 20} | changes), 100)
 
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "rsqrt"])
@@ -180,13 +179,13 @@ def test_warm_up_rises_in_a_straight_line_from_zero(kind):
     ],
 )
 def test_the_rate_after_warm_up_is_the_closed_form(kind, form):
-    made = schedule(kind, end=0.1, timescale=25.0)
+    made = schedule(kind, min_lr=0.1, timescale=25.0)
     for step in range(20, 100):
         assert made.lr_at(step) == pytest.approx(form((step - 20) / 80))
 
 
 def test_cool_down_ends_at_the_end_rate():
-    made = schedule("rsqrt", cooldown=10, end=0.01)
+    made = schedule("rsqrt", cooldown=10, min_lr=0.01)
     assert made.lr_at(90) == schedule("rsqrt").lr_at(90)
     assert made.lr_at(95) == pytest.approx(0.01 + (schedule("rsqrt").lr_at(95) - 0.01) / 2)
     assert made.lr_at(100) == pytest.approx(0.01)
@@ -194,7 +193,7 @@ def test_cool_down_ends_at_the_end_rate():
 
 def test_a_length_below_one_is_a_share_of_the_run():
     assert [to_steps(0.1, 50), to_steps(1, 50), to_steps(7, 50)] == [5, 1, 7]
-    assert build_schedule(Recipe(epochs=1, warmup=0.2), 40).warmup == 8
+    assert Schedule(Recipe(epochs=1, warmup=0.2), 40).warmup == 8
 
 
 def test_a_warm_up_longer_than_the_run_is_refused():

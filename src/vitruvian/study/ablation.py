@@ -45,15 +45,6 @@ class StudyRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Columns:
-    """What differs along a row: settings that are filled with each value."""
-
-    name: str
-    settings: tuple[str, ...]
-    values: tuple[Any, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StudyKind:
     """One table or figure of the paper as rows and columns; `studies.toml` explains the fields."""
 
@@ -62,7 +53,7 @@ class StudyKind:
     paper: str
     finding: str
     metric: Metric
-    columns: Columns
+    columns: dict[str, Any]  # name, values, and settings that are filled with each value
     rows: tuple[StudyRow, ...]
     recipe: str = ""
     x: str = ""
@@ -81,7 +72,6 @@ def study_kinds() -> dict[str, StudyKind]:
             | {
                 "name": name,
                 "small": (*shared, *table.get("small", ())),
-                "columns": Columns(**table["columns"]),
                 "rows": tuple(StudyRow(**r) for r in table["rows"]),
             }
         )
@@ -176,7 +166,7 @@ class Study:
 
     @property
     def headings(self) -> list[str]:
-        names = iter((self.kind.columns.name, f">{METRICS[self.kind.metric]}, %"))
+        names = iter((self.kind.columns["name"], f">{METRICS[self.kind.metric]}, %"))
         return [heading or next(names) for heading in HEADINGS]
 
     @property
@@ -256,7 +246,7 @@ def choose_rows(kind: StudyKind, names: Sequence[str], recipe: str | None) -> li
 
 def choose_values(kind: StudyKind, row: StudyRow, labels: Sequence[str]) -> list[tuple[Any, ...]]:
     """The values of a row with these labels, or new ones where a single number is enough; all if there are none."""
-    values = [tuple(value) if isinstance(value, list) else (value,) for value in row.values or kind.columns.values]
+    values = [tuple(value) if isinstance(value, list) else (value,) for value in row.values or kind.columns["values"]]
     known = {f"{value[0]:g}" if isinstance(value[0], float) else str(value[0]): value for value in values}
     for label in (label for label in labels if label not in known and not row.values):
         if not re.fullmatch(r"\d+(\.\d+)?|all", label) or isinstance(values[0][0], str):
@@ -322,7 +312,7 @@ def plan_study(
         for value in choose_values(kind, row, columns):
             label = f"{value[0]:g}" if isinstance(value[0], float) else str(value[0])
             filled = [0 if part == "all" else part for part in value]
-            changed = apply(base, [text.format(*filled) for text in (*row.settings, *kind.columns.settings)])
+            changed = apply(base, [text.format(*filled) for text in (*row.settings, *kind.columns["settings"])])
             trained = []
             for seed in range(base.seed, base.seed + seeds):
                 before = None

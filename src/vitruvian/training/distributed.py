@@ -60,13 +60,6 @@ class Processes:
         dist.broadcast_object_list(values, src=0)
         return values[0]
 
-    def all_reduce_max(self, value: int) -> int:
-        if not self.is_distributed:
-            return value
-        maximum = torch.tensor(value, device=self.device)
-        dist.all_reduce(maximum, op=dist.ReduceOp.MAX)
-        return int(maximum.item())
-
     def all_gather(self, value: Result) -> list[Result]:
         """The values of all processes, in all processes."""
         if not self.is_distributed:

@@ -37,6 +37,7 @@ from vitruvian.evaluation.target_metrics import TargetMeasures
 from vitruvian.files import write_json
 from vitruvian.machine import choose_precision
 from vitruvian.model.build import Model, empty
+from vitruvian.model.cores import eval_mode
 from vitruvian.model.lora import merge_state
 from vitruvian.progress import print_status
 from vitruvian.targets import LOWER_IS_BETTER
@@ -57,7 +58,7 @@ from vitruvian.weights.load import assemble
 from vitruvian.weights.save import save
 
 SYNC_STEPS = 10
-"""With several processes: steps between all-reduces that decide whether to stop or to write a checkpoint."""
+"""With several processes: steps between messages that decide whether to stop or to write a checkpoint."""
 CLOSING_SECONDS = 60  # how long a failing run waits for a checkpoint that is being written
 DIVERGED_FACTOR = 10  # a loss this many times that of the first steps, or of random predictions, will not recover
 
@@ -102,7 +103,7 @@ class Trainer:
             self.objective = objective.Distilled(recipe, model, splits.train, processes)
         else:
             self.objective = objective.Labels(recipe, model, processes)
-        self.schedule = optim.build_schedule(recipe, self.batches.total)
+        self.schedule = optim.Schedule(recipe, self.batches.total)
         self.average: optim.Average | None = None
         if recipe.average != "none":
             start = round(recipe.polyak_start * self.batches.total)
@@ -337,7 +338,7 @@ class Loop:
             return stop.number, is_due or is_late
         if self.position.step % SYNC_STEPS and self.position.step < self.steps:
             return 0, is_due
-        vote = self.processes.all_reduce_max(2 * stop.number + (is_late and self.processes.is_main))
+        vote = max(self.processes.all_gather(2 * stop.number + (is_late and self.processes.is_main)))
         return vote // 2, is_due or bool(vote % 2)
 
     def interrupt(self, signal_number: int) -> None:
@@ -608,12 +609,8 @@ class FewShot:
         """The accuracy in percent, averaged over the seeds, as `fewshot`; empty without images to measure it on."""
         if not self.loaders:
             return {}
-        training = model.training
-        model.eval()
-        try:
+        with eval_mode(model):
             (x, y), (test, truth) = (self.features(model, loader, batches(loader)) for loader in self.loaders)
-        finally:
-            model.train(training)
         is_read = truth >= 0
         accuracies = []
         for draw in (draw[y[draw] >= 0] for draw in self.draws):

@@ -214,29 +214,22 @@ def moments(optimizer: torch.optim.Optimizer, model: nn.Module, kind: str) -> di
     return tensors
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
     """A learning rate that rises linearly from 0 during the warmup, then decays (or stays) until the last step."""
 
-    kind: str  # a key of SCHEDULES
-    peak: float
-    steps: int
-    warmup: int = 0
-    end: float = 0.0
-    cooldown: int = 0
-    timescale: float = 10_000.0
-    decay_at: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.warmup + self.cooldown > self.steps:
+    def __init__(self, recipe: Recipe, steps: int) -> None:
+        """The schedule of a run of `steps` steps."""
+        self.recipe, self.steps, self.peak, self.end = recipe, steps, recipe.lr, recipe.min_lr
+        self.warmup, self.cooldown = to_steps(recipe.warmup, steps), to_steps(recipe.cooldown, steps)
+        if self.warmup + self.cooldown > steps:
             reason = f"warmup and cooldown of {self.warmup} and {self.cooldown} steps do not fit into"
-            raise ConfigError(f"{reason} the {self.steps} steps of the run", hint="set warmup and cooldown")
+            raise ConfigError(f"{reason} the {steps} steps of the run", hint="set warmup and cooldown")
 
     def lr_at(self, step: int) -> float:
         """The lr of step 0, 1, ... `steps` - 1."""
         if step < self.warmup:
             return self.peak * step / self.warmup
-        return SCHEDULES[self.kind](self, step)
+        return SCHEDULES[self.recipe.schedule](self, step)
 
     def done(self, step: int) -> float:
         """The fraction of the steps after the warmup that are done."""
@@ -259,29 +252,15 @@ SCHEDULES: dict[str, Callable[[Schedule, int], float]] = {
     "cosine": lambda schedule, step: schedule.between((1 + math.cos(math.pi * schedule.done(step))) / 2),
     # The reciprocal square root of the steps after the warmup.
     "rsqrt": lambda schedule, step: schedule.cool_down(
-        schedule.peak / math.sqrt(1 + (step - schedule.warmup) / schedule.timescale), step
+        schedule.peak / math.sqrt(1 + (step - schedule.warmup) / schedule.recipe.timescale), step
     ),
     # A tenth after each of `decay_at`, as in BiT's release.
     "step": lambda schedule, step: (
-        schedule.peak / 10 ** sum(step > round(share * schedule.steps) for share in schedule.decay_at)
+        schedule.peak / 10 ** sum(step > round(share * schedule.steps) for share in schedule.recipe.decay_at)
     ),
 }
 """The lr of a step after the warmup."""
 CHOICES["schedule"] = SCHEDULES
-
-
-def build_schedule(recipe: Recipe, steps: int) -> Schedule:
-    """The schedule of a run of `steps` steps."""
-    return Schedule(
-        kind=recipe.schedule,
-        peak=recipe.lr,
-        steps=steps,
-        warmup=to_steps(recipe.warmup, steps),
-        end=recipe.min_lr,
-        cooldown=to_steps(recipe.cooldown, steps),
-        timescale=recipe.timescale,
-        decay_at=recipe.decay_at,
-    )
 
 
 def to_steps(length: float, steps: int) -> int:

@@ -6,7 +6,7 @@ import re
 import statistics
 import time
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
@@ -30,6 +30,7 @@ from vitruvian.data.loader import Batch
 from vitruvian.data.sources import Source
 from vitruvian.errors import ConfigError, DataError, ImageError, TrainingError, UnknownNameError, argument
 from vitruvian.machine import free_megabytes
+from vitruvian.report.html import render
 from vitruvian.settings import check_range
 from vitruvian.text import format_bytes, format_duration, package_table
 from vitruvian.training.distributed import process_group
@@ -264,37 +265,9 @@ def extra_copies(recipe: Recipe) -> int:
 
 def plan_lines(plan: TrainingPlan) -> list[str]:
     """The plan for printing, one line per fact."""
-    recipe, splits = plan.recipe, plan.splits
-    rows, columns = plan.config.image_size
-    model = recipe.weights or f"{recipe.model} from scratch (random weights)"
-    frozen = f", {plan.frozen / 1e6:,.2f} frozen" if plan.frozen else ""
-    facts = {
-        "model": f"{model}, {rows}x{columns} pixels, {len(splits.classes):,} classes",
-        "parameters": f"{plan.parameters / 1e6:,.2f} million{frozen}",
-    }
-    if recipe.teacher:
-        fixed = "runs once on each image before the first step, which the time does not include"
-        when = fixed if recipe.teacher_input == "fixed" else "runs in each step, included in the time"
-        facts["teacher"] = f"{recipe.teacher}, {when}"
-    memory = plan.weight_bytes + plan.step_bytes  # without the few hundred MB of Python, PyTorch and the workers
-    facts |= {
-        "data": f"{splits.name}: {len(splits.train):,} training images, {len(splits.validation):,} validation images",
-        "steps": f"{plan.steps:,} of {recipe.batch_size:,} images: {plan.epochs:,.4g} epochs",
-        "evaluations": f"{plan.evaluations:,}",
-        "multiply-adds": f"{multiply_adds(plan.config):.3g} per image, {plan.run_multiply_adds:.3g} for all steps",
-        "memory": f"about {format_bytes(memory)}: weights and optimizer {format_bytes(plan.weight_bytes)}, "
-        f"a step {format_bytes(plan.step_bytes)}",
-        "time": f"about {format_duration(plan.seconds)} on {plan.device}: "
-        f"{plan.step_seconds:.3g} s per step (measured on {plan.measured_steps}), "
-        f"evaluations {format_duration(plan.evaluation_seconds)}",
-    }
-    return align_facts(facts)
-
-
-def align_facts(facts: Mapping[str, str]) -> list[str]:
-    """Names and facts in two columns."""
-    width = max(map(len, facts)) + 2
-    return [f"{name:{width}}{fact}" for name, fact in facts.items()]
+    formats = {"bytes": format_bytes, "duration": format_duration}
+    text = render("plan.txt", plan=plan, recipe=plan.recipe, work=multiply_adds(plan.config), **formats)
+    return str(text).splitlines()
 
 
 def measure_steps(trainer: Trainer, batches: Iterator[Batch], *, seconds: float) -> tuple[int, float, int]:
@@ -506,31 +479,10 @@ def cluster_plan(
 
 def cluster_lines(plan: ClusterPlan) -> list[str]:
     """The plan for printing, one line per fact."""
-    peaks, recipe = cluster_tables()["accelerators"], plan.recipe
-    flops, memory = peaks[plan.accelerator]
-    read_bytes = plan.steps * recipe.batch_size * IMAGE_BYTES
-    facts = {
-        "model": f"{recipe.model}, {multiply_adds(plan.config):.3g} multiply-adds per image",
-        "steps": f"{plan.steps:,} of {recipe.batch_size:,} images, of {plan.images:,}",
-        "multiply-adds": f"{plan.run_multiply_adds:.3g} for all steps "
-        f"({2 * plan.run_multiply_adds / 1e18:,.5g} exaFLOPs)",
-        "time": f"{format_duration(plan.seconds)} on {plan.devices} x {plan.accelerator}, "
-        f"{plan.seconds / DAY * plan.devices:,.3g} accelerator-days, at {UTILIZATION:.0%} "
-        f"of the peak of {flops / 1e12:,.0f} TFLOPS each (assumed)",
-    }
-    activations = f"about {format_bytes(plan.activation_bytes)} of activations of {format_bytes(int(memory))}"
-    for mode, held in plan.weight_bytes.items():
-        fits = "" if held + plan.activation_bytes <= 0.9 * memory else ": too much without grad_checkpointing"
-        fits = fits if held <= 0.9 * memory else ": too much"
-        facts[f"memory, {mode}"] = f"{format_bytes(held)} and {activations}{fits}"
-    rate = format_bytes(round(read_bytes / plan.seconds))
-    facts["read"] = f"{format_bytes(read_bytes)} at {IMAGE_BYTES // 1000} kB per image, {rate} per second"
-    if plan.paper_days is not None:
-        facts["the paper"] = (
-            f"{plan.paper_days:,} TPUv3-core-days (Table 2), {plan.paper_utilization:.0%} of their peak of "
-            f"{peaks[TPU][0] / 1e12:,.4g} TFLOPS each; {recipe.result} (Table 5)"
-        )
-    return align_facts(facts)
+    peaks, formats = cluster_tables()["accelerators"], {"bytes": format_bytes, "duration": format_duration}
+    numbers = dict(zip(("flops", "memory"), peaks[plan.accelerator])) | {"paper_flops": peaks[TPU][0], "day": DAY}
+    numbers |= {"utilization": UTILIZATION, "image_bytes": IMAGE_BYTES, "image_work": multiply_adds(plan.config)}
+    return str(render("cluster.txt", plan=plan, **numbers, **formats)).splitlines()
 
 
 LENGTHS: tuple[tuple[float, int, int, tuple[float, ...], float], ...] = (
