@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from vitruvian.data.doctor import diagnose
-from vitruvian.data.doctor.checks import REFERENCES, most_common, neighbors, rows_of_sketches
-from vitruvian.data.doctor.scan import SKETCH_BYTES
+from vitruvian.data.doctor.checks import REFERENCES, most_common, neighbors
+from vitruvian.data.doctor.scan import SKETCH_BYTES, map_sketches, sketch_features
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.sources import Dataset, Source
 
@@ -80,7 +80,7 @@ def test_no_image_is_its_own_neighbor(monkeypatch):
     among = np.arange(5, 55)
     for references in (REFERENCES, 30):  # all of them, and some
         monkeypatch.setattr("vitruvian.data.doctor.checks.REFERENCES", references)
-        near = neighbors(partial(rows_of_sketches, sketches), among, np.arange(60))
+        near = neighbors(partial(map_sketches, sketch_features, sketches), among, np.arange(60))
         assert not (near == among[:, None]).any()
         assert np.isin(near, among).all()
 

@@ -139,7 +139,7 @@ def test_only_so_many_bytes_stay_on_the_disk(shards, monkeypatch, cache):
     train = open_dataset(url).train
     assert train.blocks.lanes == 1
     assert [level_of(train.read(i)) for i in (0, 4, 19, 30, 0)] == [0, 50, 200, 300, 0]
-    assert len(list(cache.glob("shards/*/*/shard.tar"))) == 2
+    assert len(list(cache.glob("shards/*/*/*.tar"))) == 2
     with pytest.raises(DataError, match=r"all labels are needed.*; write .*train-000.jsonl and so on"):
         hold_out(train, 0.2, 0)
 
@@ -156,7 +156,7 @@ def test_labels_of_large_data_come_from_the_lists_beside_the_shards(shards, monk
     train = open_dataset(url).train
     assert train.labels().tolist() == small
     assert len(hold_out(train, 0.25, 0)[1]) > 0
-    assert not list(cache.glob("shards/*/*/shard.tar"))  # not one was fetched
+    assert not list(cache.glob("shards/*/*/*.tar"))  # not one was fetched
     system.pipe(path.replace(".tar", ".jsonl"), b'{"label": 2}\n')
     with pytest.raises(DataError, match=r"train-006.jsonl: expected the class indices of 4 samples"):
         open_dataset(url).train.labels()

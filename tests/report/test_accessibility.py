@@ -51,8 +51,8 @@ def targets():
 
 def finding(level):
     images = tuple(ImageRef("train", index, f"a/{index}.jpg", "a") for index in range(2))
-    examples = [{"note": "exact copy", "images": [vars_of(image) for image in images]}]
-    return {"text": f"2 images are a {level}", "advice": "delete them", "examples": examples, "hidden": 3}
+    examples = (FindingExample("exact copy", images),)
+    return Finding("leak", level, f"2 images are a {level}", 4, "delete them", examples)
 
 
 def vars_of(image):
@@ -101,10 +101,10 @@ PAGES = {
         "photos": [EXPLAINED],
     },
     "doctor.html": {
-        "levels": [
-            {"name": name, "title": name, "mark": "!", "findings": [finding(name)]}
-            for name in ("problem", "warning", "ok")
-        ]
+        "levels": [(name, name, "!") for name in ("problem", "warning", "ok")],
+        "diagnosis": SimpleNamespace(at=lambda level: (finding(level),)),
+        "shown": 12,
+        "context": vars_of,
     },
     "compare.html": {
         "tile_values": TILES,

@@ -5,7 +5,7 @@ depends on who does the work, so the result has the same bytes for one process o
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,7 +23,7 @@ from vitruvian.config import DEFAULT_BATCH_SIZE, Preprocess
 from vitruvian.data.decode import Unreadable, reason
 from vitruvian.data.formats import open_images
 from vitruvian.data.preprocess import preprocess_image
-from vitruvian.data.sources import Source, locate
+from vitruvian.data.sources import Concat, Source
 from vitruvian.engines.runtimes import EngineName, check_engine
 from vitruvian.errors import ConfigError, DataError, ImageError, NotFiniteError, argument, require
 from vitruvian.evaluation.features import HEADS, model_key
@@ -46,49 +46,30 @@ Tracked = Callable[[Iterator[int], int], Iterator[int]]
 Shard = tuple[int, int]  # the number of the shard, from 1, and how many there are
 
 
-class JobImages:
-    """The images of all splits, with one index through all of them."""
-
-    def __init__(self, sources: Mapping[str, Source]) -> None:
-        self.sources = sources
-        self._ends = np.cumsum([len(source) for source in sources.values()])
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def locate(self, index: int) -> tuple[str, Source, int]:
-        """The split and source of an image, and its index there."""
-        position, within = locate(self._ends, index)
-        return *list(self.sources.items())[position], within
-
-    def key(self, index: int) -> str:
-        _, source, within = self.locate(index)
-        return source.key(within)
-
-
 class ReadImages:
     """Reads and preprocesses images by index: the `load` of a job's pipeline, in threads or worker processes."""
 
-    def __init__(self, images: JobImages, preprocess: Preprocess) -> None:
-        self.images, self.preprocess = images, preprocess
+    def __init__(self, images: Concat, splits: Sequence[str], preprocess: Preprocess) -> None:
+        self.images, self.splits, self.preprocess = images, splits, preprocess
         self._lock = Lock()  # a source need not be safe to read from several threads
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ReadImages, (self.images, self.preprocess)
+        return ReadImages, (self.images, self.splits, self.preprocess)
 
     def __call__(self, position: int, index: int) -> inference.Loaded[RowDetails]:
-        split, source, within = self.images.locate(index)
-        if source.blocks is not None and position % inference.CHUNK == 0:
-            source.announce(np.arange(within, min(within + LOOK_AHEAD, len(source))))
+        images = self.images
+        if images.blocks is not None and position % inference.CHUNK == 0:
+            images.announce(np.arange(index, min(index + LOOK_AHEAD, len(images))))
         pixels: Tensor | ImageError
         try:
             with self._lock:
-                image = source.read(within)
+                image = images.read(index)
             pixels = preprocess_image(image, self.preprocess)
         except (ImageError, OSError) as error:
             pixels = error if isinstance(error, ImageError) else ImageError(reason(error))
+        source, within = images.part(index)
         label = printable(source.label_text(within)) or None
-        return RowDetails(printable(source.key(within)), split, label), pixels
+        return RowDetails(printable(images.key(index)), self.splits[images.parts.index(source)], label), pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +130,12 @@ class Job:
         return self.encoder
 
     @cached_property
-    def images(self) -> JobImages:
-        return JobImages(open_images(self.data, split=self.split))
+    def splits(self) -> Mapping[str, Source]:
+        return open_images(self.data, split=self.split)
+
+    @cached_property
+    def images(self) -> Concat:
+        return Concat(list(self.splits.values()), name=str(self.data))
 
     @property
     def preprocess(self) -> Preprocess:
@@ -162,7 +147,7 @@ class Job:
     @property
     def description(self) -> dict[str, Any]:
         """The content of `job.json`: everything that the result depends on."""
-        model, preprocess, sources = self.encoder.torch_model, self.preprocess, self.images.sources
+        model, preprocess, sources = self.encoder.torch_model, self.preprocess, self.splits
         key = model_key(self.encoder)
         if self.task == "predict":
             head = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(HEADS)}
@@ -227,7 +212,7 @@ class Job:
             rows = out.rows_of(part)
             return [rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size)]
 
-        load = ReadImages(self.images, self.preprocess)
+        load = ReadImages(self.images, list(self.splits), self.preprocess)
         batches = (batch for part in missing for batch in batches_of(part))
         loaded = inference.load_batches(load, batches, ahead=2 * self.batch_size, workers=self.workers)
         computed = self.encoder.run(self.classifier.logits if self.task == "predict" else self.encoder.features, loaded)

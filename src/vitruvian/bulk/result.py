@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.bulk.job import MAX_PIECE, JobImages
+from vitruvian.bulk.job import MAX_PIECE
 from vitruvian.bulk.storage import JOB_FILE, WRITING, BulkResult, OutputFolder
 from vitruvian.cache import scratch_folder
 from vitruvian.data.decode import RawImage, Unreadable
 from vitruvian.data.formats import open_images
-from vitruvian.data.sources import Dataset, PartSource, Source, make_dataset
+from vitruvian.data.sources import Concat, Dataset, PartSource, Source, make_dataset
 from vitruvian.errors import ConfigError, DataError, FileError, ImageError, require
 from vitruvian.evaluation.features import FeatureSet
 from vitruvian.evaluation.probe import ProbeReport, ProbeSettings, probe_features, probe_sources
@@ -161,7 +161,7 @@ class VectorStore:
 
     def check_data(self, data: str | Path) -> None:
         """Raise DataError if the number of images or some of their names differ from those of the vectors."""
-        images = JobImages(open_images(data))
+        images = Concat(list(open_images(data).values()), name=str(data))
         vectors = f"vectors of {self.result.job['data']}"
         fields: dict[str, Any] = {"where": self.result.folder, "hint": "compute the vectors again"}
         if len(images) != len(self.keys):

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.bulk.job import JobImages
 from vitruvian.bulk.result import open_result
 from vitruvian.bulk.storage import BulkResult
 from vitruvian.cache import cache_folder, file_lock
 from vitruvian.data.decode import ImageInput, decode
 from vitruvian.data.doctor.doctor_report import thumbnail_of
 from vitruvian.data.formats import open_images
+from vitruvian.data.sources import Concat
 from vitruvian.engines.runtimes import EngineName
 from vitruvian.errors import CheckpointError, ConfigError, DataError, FileError, argument, install_hint, require
 from vitruvian.evaluation.features import model_key
@@ -216,19 +216,18 @@ def write_neighbors(
         DataError: The data is not what the vectors were computed from.
     """
     name = result.job["data"]
-    images_of_job = JobImages(open_images(name, split=result.job["split"]))
-    if len(images_of_job) < result.images:
+    source = Concat(list(open_images(name, split=result.job["split"]).values()), name=name)
+    if len(source) < result.images:
         raise DataError(f"no longer has the {result.images:,} images that the vectors were computed from", where=name)
     queries = []
     pictures = [(image, thumbnail(decode(image), image)) for image in images] + [(f"“{text}”", None) for text in texts]
     for (query, image), neighbors in zip(pictures, results):
         shown = []
         for near in neighbors:
-            _, source, index = images_of_job.locate(near.index)
-            if printable(source.key(index)) != near.key:
+            if printable(source.key(near.index)) != near.key:
                 raise DataError(f"{near.key} has moved since the vectors were computed", where=name)
             facts = {"similarity": near.similarity, "label": near.label or "", "key": near.key}
-            shown.append({"image": thumbnail_of(source, index), **facts})
+            shown.append({"image": thumbnail_of(source, near.index), **facts})
         queries.append({"name": query, "image": image, "neighbors": shown})
     subtitle = f"{result.images:,} images of {name}, by {result.job['model']}"
     return write_text(out, render("similar.html", title="Similar images", subtitle=subtitle, queries=queries))

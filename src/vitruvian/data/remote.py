@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.cache import cache_folder, file_lock
-from vitruvian.data.columns import Column, OpenFile, scratch_column
-from vitruvian.data.decode import RawImage
-from vitruvian.data.index import class_indices
+from vitruvian.data.columns import Column, scratch_column
+from vitruvian.data.index import write_index
 from vitruvian.data.names import CLASS_FILES, expand_braces, parse_classes, split_of_file
 from vitruvian.data.order import Blocks, IndexArray
-from vitruvian.data.shards import open_shards, read_member, read_samples
-from vitruvian.data.sources import Dataset, PartSource, Source, locate, make_dataset
+from vitruvian.data.shards import NUMBERS, TarSource, open_shards, shard_entries
+from vitruvian.data.sources import Dataset, PartSource, locate, make_dataset
 from vitruvian.errors import DataError, FileError, MissingExtraError, VitruvianError, require
 from vitruvian.files import MAX_TEXT_BYTES, atomic_open, atomic_path, decode_utf8, parse_json, parse_object, short_hash
 from vitruvian.text import describe_error, natural_key
@@ -148,27 +147,6 @@ def download(url: str, target: Path) -> None:
 THREADS = 4  # number of shards that one process downloads concurrently
 
 
-class LocalShard(Source):
-    """A shard in the cache with an index of its labeled images; it stays readable when it is evicted."""
-
-    def __init__(self, folder: Path) -> None:
-        with np.load(folder / "index.npz", allow_pickle=False) as content:
-            self._index = {name: content[name] for name in ("offsets", "sizes", "members", "weights")}
-            self._labels, self.name = content["labels"], str(content["name"])
-        self._file = OpenFile(folder / "shard.tar")
-        self._file.read(0, 0)  # open it now
-
-    def weight(self, index: int) -> float:
-        return float(self._index["weights"][index])
-
-    def key(self, index: int) -> str:
-        return f"{self.name}:{os.fsdecode(self._index['members'][index])}"
-
-    def read(self, index: int) -> RawImage:
-        offset, size = (int(self._index[name][index]) for name in ("offsets", "sizes"))
-        return read_member(self._file, offset, size, self.key(index))
-
-
 class ShardCache:
     """The shards of one dataset, downloaded when they are needed or announced."""
 
@@ -176,15 +154,15 @@ class ShardCache:
         """At most about `max_bytes` stay on the disk, and `max_open` shards stay open in a process."""
         self.urls, self.classes = urls, classes
         self.folder, self.max_bytes, self.max_open = folder, max_bytes, max_open
-        self._futures: OrderedDict[int, Future[LocalShard]] = OrderedDict()
-        self._waiting: queue.SimpleQueue[tuple[int, Future[LocalShard]]] = queue.SimpleQueue()
+        self._futures: OrderedDict[int, Future[TarSource]] = OrderedDict()
+        self._waiting: queue.SimpleQueue[tuple[int, Future[TarSource]]] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ShardCache, (self.urls, self.classes, self.folder, self.max_bytes, self.max_open)
 
-    def shard(self, index: int) -> LocalShard:
+    def shard(self, index: int) -> TarSource:
         """The shard, after its download."""
         future = self.begin(index)
         try:
@@ -194,7 +172,7 @@ class ShardCache:
                 self._futures.pop(index, None)  # so that the next call tries again
             raise
 
-    def begin(self, index: int) -> Future[LocalShard]:
+    def begin(self, index: int) -> Future[TarSource]:
         """Download a shard in the background, unless that was done or is in progress."""
         with self._lock:
             if index not in self._futures:
@@ -218,28 +196,29 @@ class ShardCache:
             except BaseException as error:
                 future.set_exception(error)
 
-    def _fetch(self, url: str) -> LocalShard:
-        target = self.folder / short_hash([url, remote_size(url), self.classes])
+    def _fetch(self, url: str) -> TarSource:
+        target, name = self.folder / short_hash([url, remote_size(url), self.classes]), url.rpartition("/")[2]
         try:
             with file_lock(target.with_suffix(".lock")):  # other processes wait for this copy
                 if not target.is_dir():
                     with atomic_path(target) as new:
                         new.mkdir()
-                        download(url, new / "shard.tar")
-                        write_shard_index(new, url.rpartition("/")[2], self.classes)
+                        download(url, new / name)
+                        write_index(new, partial(shard_entries, [new / name], where=name), NUMBERS, self.classes)
+                        if not (new / "0").is_dir():
+                            raise DataError("no labeled images", where=url)
                     self._evict(target)
                 os.utime(target)
-                return LocalShard(target)
+                return open_shard(target, name, self.classes)
         except (OSError, FileError) as error:  # not an unreadable image, which would be skipped
             raise DataError(f"cannot be copied to {self.folder}: {describe_error(error)}", where=url) from error
 
     def _evict(self, newest: Path) -> None:
         """Remove the least recently opened shards until the rest fits."""
         with file_lock(self.folder / "eviction.lock"):
-            folders = [path.parent for path in self.folder.glob("[!.]*/shard.tar")]
-            sizes = {folder: (folder / "shard.tar").stat().st_size for folder in folders}
+            sizes = {path.parent: path.stat().st_size for path in self.folder.glob("[!.]*/*.tar")}
             excess = sum(sizes.values()) - self.max_bytes
-            for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime):
+            for folder in sorted(sizes, key=lambda folder: folder.stat().st_mtime):
                 if excess > 0 and folder != newest:
                     with file_lock(folder.with_suffix(".lock"), wait=False) as free:
                         if free:  # no process is opening it
@@ -247,18 +226,13 @@ class ShardCache:
                             excess -= sizes[folder]
 
 
-def write_shard_index(folder: Path, name: str, classes: tuple[str, ...]) -> None:
-    """Write the positions and labels of a shard's images."""
-    samples = [s for s in read_samples(folder / "shard.tar", name) if s.member and s.label is not None]
-    np.savez(
-        folder / "index.npz",
-        labels=class_indices([sample.label or "" for sample in samples], classes),
-        offsets=np.array([sample.offset for sample in samples], np.int64),
-        weights=np.array([sample.weight for sample in samples], np.float32),
-        sizes=np.array([sample.size for sample in samples], np.int64),
-        members=np.array([os.fsencode(sample.member) for sample in samples], np.bytes_),
-        name=np.array(name),
-    )
+def open_shard(folder: Path, shard: str, classes: tuple[str, ...]) -> TarSource:
+    """A shard in the cache and its index, with all files open, so that it stays readable when it is evicted."""
+    source = TarSource(shard, classes, folder / "0", shards=[folder / shard])
+    source.label(0), source.weight(0), source.key(0), source.file(0).read(0, 0)
+    for column in source.numbers.values():
+        column[0]
+    return source
 
 
 MAX_CACHE_BYTES = 2**35  # maximum size of one dataset in the cache
@@ -278,11 +252,11 @@ class RemoteSource(PartSource):
         self.blocks = Blocks(sizes, lanes)
         self._ends, self._small = np.cumsum(sizes), small
 
-    def part(self, index: int) -> tuple[LocalShard, int]:
+    def part(self, index: int) -> tuple[TarSource, int]:
         shard, within = locate(self._ends, index)
         return self._shard(shard), within
 
-    def _shard(self, index: int) -> LocalShard:
+    def _shard(self, index: int) -> TarSource:
         shard = self.cache.shard(index)
         expected = int(np.diff(self._ends, prepend=0)[index])
         if len(shard) != expected:

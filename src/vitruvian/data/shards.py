@@ -7,6 +7,7 @@ import tarfile
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,9 +40,9 @@ class TarSample:
     weight: float = 1.0
 
 
-def read_samples(shard: Path, name: str = "") -> Iterator[TarSample]:
-    """The samples of a shard, from its headers; without an image, they have no member. Messages use `name`."""
-    content, where = OpenFile(shard), name or str(shard)
+def read_samples(shard: Path, where: str) -> Iterator[TarSample]:
+    """The samples of a shard, from its headers; without an image, they have no member. Messages name `where`."""
+    content = OpenFile(shard)
     try:
         with tarfile.open(shard, "r:") as archive:
             current: TarSample | None = None
@@ -154,15 +155,33 @@ class TarSource(IndexedSource):
 
     def read(self, index: int) -> RawImage:
         shard, offset, size = (self.numbers[name][index] for name in NUMBERS)
+        return read_member(self.file(shard), offset, size, self.key(index))
+
+    def file(self, shard: int) -> OpenFile:
+        """A shard; those that were used last stay open."""
         if shard not in self._open:
             self._open[shard] = OpenFile(self.shards[shard])
             if len(self._open) > OPEN_SHARDS:
                 self._open.popitem(last=False)
         self._open.move_to_end(shard)
-        return read_member(self._open[shard], offset, size, self.key(index))
+        return self._open[shard]
 
     def key(self, index: int) -> str:
         return f"{self.shards[self.numbers['shard'][index]].name}:{super().key(index)}"
+
+
+def shard_entries(shards: Sequence[Path], skipped: SkippedFiles, where: str = "") -> Iterator[Entry]:
+    """The labeled images of local shards. Messages name the shard, or `where`."""
+    for position, shard in enumerate(shards):
+        split = split_of_file(str(shard))
+        for sample in read_samples(shard, where or str(shard)):
+            if not sample.member:
+                skipped.add("sample", "without an image", f"{shard.name}:{sample.key}")
+            elif sample.label is None:
+                skipped.add("image", "without a label", f"{shard.name}:{sample.member}")
+            else:
+                numbers = (position, sample.offset, sample.size)
+                yield Entry(split, sample.member, sample.label, sample.weight, numbers)
 
 
 def open_shards(shards: Sequence[Path], name: str, *, classes: tuple[str, ...] | None = None) -> Dataset:
@@ -176,19 +195,8 @@ def open_shards(shards: Sequence[Path], name: str, *, classes: tuple[str, ...] |
         if classes is None:
             classes, class_files = find_classes(folder)
 
-    def entries(skipped: SkippedFiles) -> Iterator[Entry]:
-        for position, shard in enumerate(shards):
-            split = split_of_file(str(shard))
-            for sample in read_samples(shard):
-                if not sample.member:
-                    skipped.add("sample", "without an image", f"{shard.name}:{sample.key}")
-                elif sample.label is None:
-                    skipped.add("image", "without a label", f"{shard.name}:{sample.member}")
-                else:
-                    numbers = (position, sample.offset, sample.size)
-                    yield Entry(split, sample.member, sample.label, sample.weight, numbers)
-
-    stored = build_index(entries, files=[*shards, *class_files], kind="tar", numbers=NUMBERS, classes=classes)
+    entries, files = partial(shard_entries, shards), [*shards, *class_files]
+    stored = build_index(entries, files=files, kind="tar", numbers=NUMBERS, classes=classes)
     if not stored.splits:
         reason = f"no labeled images ({'; '.join(stored.notes) or 'no members'})"
         raise DataError(reason, where=name, hint="expected pairs such as 0001.jpg and 0001.cls")

@@ -8,7 +8,6 @@ import numpy as np
 from vitruvian.data.doctor import checks
 from vitruvian.data.doctor.findings import Diagnosis
 from vitruvian.data.doctor.scan import Floats, scan
-from vitruvian.data.doctor.target_checks import check_targets
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.sources import Dataset
 from vitruvian.errors import DataError
@@ -58,7 +57,7 @@ def diagnose(
     elif predictions is not None:
         raise DataError("out-of-fold predictions need one label per image", where=dataset.name)
     else:
-        labels = [*check_targets(scanned, groups, table, vectors)]
+        labels = [*checks.check_targets(scanned, groups, table, vectors)]
     decided = checks.decide_twins(scanned, groups, votes)
     findings = (
         *checks.check_files(scanned),

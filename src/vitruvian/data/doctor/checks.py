@@ -1,4 +1,4 @@
-"""Checks of single images (unreadable, blank, unusual), of classes (empty, tiny, unbalanced), labels and duplicates."""
+"""Checks of images (unreadable, blank, unusual), classes (empty, tiny, unbalanced), labels, duplicates and targets."""
 
 import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +31,8 @@ from vitruvian.data.doctor.scan import (
 )
 from vitruvian.data.sources import EMPTY_CLASS
 from vitruvian.errors import DataError
-from vitruvian.text import plural
+from vitruvian.targets import TargetTable
+from vitruvian.text import brief, plural
 
 TINY_SIDE = 32  # shorter side, in pixels, below which an image is tiny if it is also below half of the median
 LONG_RATIO = 4.0  # aspect ratio from which an image is unusually long
@@ -253,10 +254,8 @@ def label_votes(scan: Scan, groups: Sequence[Rows], classes: int, vectors: Float
     `vectors` (images, D) of a model are better features; NaN for an image without features. Images of one of the
     `groups` are the same, so they do not vote on each other.
     """
-    name, known, features = "edges and colors", scan.readable, partial(rows_of_sketches, scan.sketches)
-    if vectors is not None:
-        name, known, features = "the features", known & np.isfinite(vectors[:, 0]), partial(rows_of_vectors, vectors)
-    labels, rows = scan.records["label"], np.flatnonzero(known)
+    name, rows, features = known_features(scan, vectors)
+    labels = scan.records["label"]
     if len(rows) <= NEIGHBORS:
         return None
     own, near = labels[rows], neighbors(features, rows, group_leaders(len(labels), groups))
@@ -296,12 +295,13 @@ def check_labels(scan: Scan, votes: Votes | None, advice: str = "") -> Iterator[
     yield Finding("label", "warning", text, len(suspicious), advice, tuple(examples))
 
 
-def rows_of_sketches(sketches: Bytes, rows: Rows) -> Floats:
-    return np.asarray(map_sketches(sketch_features, sketches, rows))
-
-
-def rows_of_vectors(vectors: Floats, rows: Rows) -> Floats:
-    return unit(np.asarray(vectors[rows], np.float32))
+def known_features(scan: Scan, vectors: Floats | None) -> tuple[str, Rows, Features]:
+    """The name of the features, the readable images that have them, and a function from rows to features."""
+    rows = np.flatnonzero(scan.readable)
+    if vectors is None:
+        return "edges and colors", rows, partial(map_sketches, sketch_features, scan.sketches)
+    finite = [part[np.isfinite(vectors[part]).all(axis=1)] for part in chunks(rows)]
+    return "the features", np.concatenate([rows[:0], *finite]), lambda part: unit(vectors[part].astype(np.float32))
 
 
 def group_leaders(count: int, groups: Sequence[Rows]) -> Rows:
@@ -515,13 +515,13 @@ MAX_COMPARED = 100_000  # number of images up to which all vectors are compared 
 
 def check_similar(scan: Scan, groups: Sequence[Rows], vectors: Floats) -> Iterator[Finding]:
     """Images with nearly equal vectors (images, D), beyond those with nearly equal pixels: crops, other frames."""
-    known = np.flatnonzero(scan.readable & np.isfinite(vectors[:, 0]))
+    _, known, features = known_features(scan, vectors)
     if len(known) > MAX_COMPARED:
         text = f"similar pairs: {len(known):,} images exceed the limit of {MAX_COMPARED:,}"
         yield Finding("alike", "unchecked", text)
         return
     leader = group_leaders(len(vectors), groups)
-    units, pairs = unit(np.asarray(vectors[known], np.float32)), list[tuple[float, int, int]]()
+    units, pairs = features(known), list[tuple[float, int, int]]()
     for start in range(0, len(known), COMPARED_ROWS):
         cosines = units[start : start + COMPARED_ROWS] @ units[start:].T
         for i, j in zip(*np.nonzero(np.triu(cosines >= SIMILAR, 1))):
@@ -612,3 +612,118 @@ def find_roots(leader: Rows) -> Rows:
         if np.array_equal(above, leader):
             return leader
         leader = above
+
+
+# Several labels per image, and numbers.
+# N readable images, K labels or numbers: `values` are (N, K), those of the ten nearest images, `near`, (N, 10, K)
+
+IMPLIED = 0.99  # share of a label's images with another label from which the first implies the second
+FEW = 20  # images that a label needs before that is said
+MANY_LABELS = 500  # above this number of labels, pairs are not compared
+FAR = 6.0  # quartile ranges from the median, or deviations from the neighbors, at which a number is doubtful
+
+Values = NDArray[np.float64]
+
+
+def check_targets(scan: Scan, groups: Sequence[Rows], table: TargetTable, vectors: Floats | None) -> Iterator[Finding]:
+    """Findings about the targets of all readable images."""
+    rows = np.flatnonzero(scan.readable)
+    if not len(rows):
+        yield Finding("nothing", "problem", "no image can be read")
+        return
+    values = table.rows(scan.records["label"][rows])
+    names, unknown = table.names, np.isnan(values)
+    missing = [f"{name} ({share:.0%})" for name, share in zip(names, unknown.mean(axis=0)) if share > 0]
+    if missing:
+        text = f"unknown for some images: {brief(missing)}"
+        yield Finding("unknown", "warning", text, len(missing), "they are masked")
+    if table.kind == "multi":
+        split = scan.records["split"][rows]
+        counts = {name: (values[split == index] == 1).sum(axis=0) for index, name in enumerate(scan.splits)}
+        yield from check_counts(counts, names)
+        none = int((values == 0).all(axis=1).sum())
+        if none:
+            text = f"{plural(none, 'image', 'has|have')} no label"
+            yield Finding("no-label", "warning", text, none, "all labels count as absent; check that this is meant")
+        yield from implied_labels(values, names)
+    else:
+        yield from far_values(scan, rows, values, names)
+    _, known, features = known_features(scan, vectors)
+    if len(known) > NEIGHBORS:
+        near = neighbors(features, known, group_leaders(len(scan.records), groups))
+        values, rows = values[np.isin(rows, known)], known
+        position = np.full(len(scan.records), -1)
+        position[rows] = np.arange(len(rows))
+        check_cells = doubtful_labels if table.kind == "multi" else doubtful_numbers
+        yield from check_cells(scan, rows, values, values[position[near]], names)
+
+
+def implied_labels(values: Values, names: Sequence[str]) -> Iterator[Finding]:
+    """Labels that hardly occur without another."""
+    if len(names) > MANY_LABELS:
+        return
+    present = (values == 1).astype(np.float64)
+    both, counts = present.T @ present, present.sum(axis=0)
+    implied = (both >= IMPLIED * counts[:, None]) & (counts[:, None] >= FEW) & ~np.eye(len(names), dtype=bool)
+    pairs = [f"{names[a]} never without {names[b]}" for a, b in np.argwhere(implied)]
+    if pairs:
+        text = f"{plural(len(pairs), 'label', 'is|are')} implied by another: {brief(pairs, 3)}"
+        advice = "a model cannot tell them apart: add images with one of them, or merge them"
+        yield Finding("implied", "warning", text, len(pairs), advice, tuple(map(FindingExample, pairs)))
+
+
+def far_values(scan: Scan, rows: Rows, values: Values, names: Sequence[str]) -> Iterator[Finding]:
+    """Numbers far from the others of their column."""
+    low, middle, high = np.nanpercentile(values, [25, 50, 75], axis=0)
+    far = np.abs(values - middle) > FAR * np.maximum(high - low, 1e-12)
+    cells = np.argwhere(far & (high > low))
+    if len(cells):
+        text = f"{plural(len(cells), 'value', 'is|are')} far from the others"
+        examples = (
+            FindingExample(f"{names[k]} {values[i, k]:g}, median {middle[k]:g}", (image_ref(scan, int(rows[i])),))
+            for i, k in cells[:REVIEWED]
+        )
+        yield Finding("far", "warning", text, len(cells), "check their units and typing errors", tuple(examples))
+
+
+def doubtful_labels(scan: Scan, rows: Rows, values: Values, near: Values, names: Sequence[str]) -> Iterator[Finding]:
+    """Labels that most of the nearest images contradict, if the features separate the label from its absence."""
+    with_label = (near == 1).sum(axis=1)
+    agreed = np.where(values == 1, with_label, (near == 0).sum(axis=1))
+    is_sure = [(agreed >= AGREEING) & (values == value) for value in (0, 1)]
+    shares = [sure.sum(axis=0) / np.maximum((values == value).sum(axis=0), 1) for value, sure in enumerate(is_sure)]
+    checked = (shares[0] >= SEPARATED_SHARE) & (shares[1] >= SEPARATED_SHARE)
+    cells = np.argwhere((agreed <= NEIGHBORS - AGREEING) & ~np.isnan(values) & checked)
+    if not checked.any():
+        yield Finding("labels", "unchecked", "labels: the features do not separate them; --model has better ones")
+    elif not len(cells):
+        yield Finding("labels", "ok", f"no doubtful labels ({checked.sum()} of {len(names)} can be checked)")
+    else:
+        examples = tuple(
+            FindingExample(
+                f"{names[k]} is {'present' if values[i, k] else 'absent'}, unlike in "
+                f"{NEIGHBORS - agreed[i, k]} of {NEIGHBORS} nearest images",
+                (image_ref(scan, int(rows[i])),),
+            )
+            for i, k in cells[:REVIEWED]
+        )
+        doubted = brief([names[k] for k in np.unique(cells[:, 1])])
+        text = f"{plural(len(cells), 'label', 'is|are')} doubtful: {doubted}"
+        yield Finding("label", "warning", text, len(cells), "not proven: check the label and the image", examples)
+
+
+def doubtful_numbers(scan: Scan, rows: Rows, values: Values, near: Values, names: Sequence[str]) -> Iterator[Finding]:
+    """Numbers far from the median of the nearest images, compared with the usual distance from it."""
+    known: NDArray[np.bool_] = np.any(~np.isnan(near), axis=1)
+    median = np.nanmedian(np.where(known[:, None, :], near, 0.0), axis=1)
+    errors = np.where(known, np.abs(values - median), np.nan)
+    cells = np.argwhere(errors > FAR * np.maximum(np.nanmedian(errors, axis=0), 1e-12))
+    if len(cells):
+        text = f"{plural(len(cells), 'value', 'is|are')} unlike those of the nearest images"
+        examples = tuple(
+            FindingExample(f"{names[k]} {values[i, k]:g}, nearest {median[i, k]:g}", (image_ref(scan, int(rows[i])),))
+            for i, k in cells[:REVIEWED]
+        )
+        yield Finding("number", "warning", text, len(cells), "not proven: check the value and the image", examples)
+    else:
+        yield Finding("numbers", "ok", "no value is unlike those of the nearest images")

@@ -1,6 +1,7 @@
 """The HTML pages of `vit doctor`: all findings with their images, and the review of suspicious labels."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -18,29 +19,17 @@ LABEL_CHECKS = ("conflict", "near-conflict", "label")  # checks that question la
 
 def diagnosis_page(diagnosis: Diagnosis, data: Dataset) -> str:
     """All findings as HTML, with thumbnails of the example images."""
-    levels = [
-        {
-            "name": level,
-            "title": title.capitalize(),
-            "mark": MARKS[level],
-            "findings": [
-                {
-                    "text": finding.text,
-                    "advice": finding.advice,
-                    "examples": [
-                        {"note": example.text, "images": [image_context(image, data) for image in example.images]}
-                        for example in finding.examples[:EXAMPLES]
-                    ],
-                    "hidden": finding.count - len(finding.examples[:EXAMPLES]),
-                }
-                for finding in diagnosis.at(level)
-            ],
-        }
-        for level, title in HEADINGS.items()
-        if diagnosis.at(level)
-    ]
-    title = f"vit doctor: {diagnosis.data}"
-    return render("doctor.html", title=title, heading=diagnosis.verdict(), subtitle=diagnosis.heading(), levels=levels)
+    title, levels = f"vit doctor: {diagnosis.data}", [(level, HEADINGS[level], MARKS[level]) for level in HEADINGS]
+    return render(
+        "doctor.html",
+        title=title,
+        heading=diagnosis.verdict(),
+        subtitle=diagnosis.heading(),
+        diagnosis=diagnosis,
+        levels=levels,
+        shown=EXAMPLES,
+        context=partial(image_context, data=data),
+    )
 
 
 def image_context(image: ImageRef, data: Dataset) -> dict[str, Any]:
