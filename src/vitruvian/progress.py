@@ -7,8 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import pairwise
-from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from vitruvian.text import format_bytes, format_duration
@@ -80,43 +78,25 @@ def waiting(text: str) -> Iterator[None]:
 
 
 class WorkSpeed:
-    """Speed of recent work. Time in which the process was stopped (Ctrl-Z, a laptop asleep) does not count."""
+    """Speed of recent work."""
 
     def __init__(self, done: float = 0) -> None:
-        self._now = time.monotonic(), time.process_time()
-        self._samples = deque([(0.0, 0.0, done)])  # seconds of work, CPU seconds in them, and the amount done by then
+        self._samples = deque([(time.monotonic(), done)])  # when, and the amount done by then
 
     def update(self, done: float) -> None:
         """Record that `done` units are complete."""
-        now = time.monotonic(), time.process_time()
-        wall, cpu = now[0] - self._now[0], now[1] - self._now[1]
-        if wall < SAMPLE_SECONDS:
-            return
-        self._now = now
-        worked, used, before = self._samples[-1]
-        if self._was_stopped(wall, cpu):
-            wall = self._seconds_per_unit() * (done - before)
-        self._samples.append((worked + wall, used + cpu, done))
-        while len(self._samples) > 8 and worked + wall - self._samples[0][0] > RECENT_SECONDS:
+        now = time.monotonic()
+        if now - self._samples[-1][0] >= SAMPLE_SECONDS:
+            self._samples.append((now, done))
+        while len(self._samples) > 8 and now - self._samples[0][0] > RECENT_SECONDS:
             self._samples.popleft()
-
-    def _was_stopped(self, wall: float, cpu: float) -> bool:
-        """Whether a sample was a pause: far longer than usual, and with hardly any CPU time."""
-        worked = [sample[0] for sample in self._samples]
-        usual = median([after - before for before, after in pairwise(worked)] or [0.0])
-        share = (self._samples[-1][1] - self._samples[0][1]) / ((worked[-1] - worked[0]) or 1.0)
-        return wall > max(2.0, 5 * usual) and cpu / wall < 0.2 * (share or 0.05)
-
-    def _seconds_per_unit(self) -> float:
-        (begun, _, first), (ended, _, last) = self._samples[0], self._samples[-1]
-        return (ended - begun) / (last - first) if last > first else 0.0
 
     def left(self, total: float | None) -> float | None:
         """Estimated seconds until `total`; None if unknown."""
-        last = self._samples[-1][2]
-        if total is None or last <= self._samples[0][2]:
+        (begun, first), (ended, last) = self._samples[0], self._samples[-1]
+        if total is None or last <= first:
             return None
-        return self._seconds_per_unit() * max(0.0, total - last)
+        return (ended - begun) / (last - first) * max(0.0, total - last)
 
 
 class Progress:

@@ -160,16 +160,17 @@ def test_a_run_writes_overlays_arrays_and_a_page(tmp_path):
     first, second = explain_images(Explainer(named(), MapSettings(deletion=True)), [source, broken], out)
     stem = "1-wide-b-image"
     names = sorted(path.name for path in out.iterdir())
-    assert names == sorted([*(f"{stem}-{k}.png" for k in first.images), f"{stem}.npz", "explain.html"])
-    assert list(first.images) == ["image", "gradient", "rollout", "attention"]
-    with Image.open(first.images["gradient"]) as shown:
+    assert names == sorted([*(path.name for path in first.files.values()), "explain.html"])
+    assert list(first.files) == ["image", "gradient", "rollout", "attention", "arrays"]
+    assert all(path.name.startswith(stem) for path in first.files.values())
+    with Image.open(first.files["gradient"]) as shown:
         assert shown.size == (270, 90)  # three times as wide as high, as the image
-    with np.load(first.arrays, allow_pickle=False) as arrays:
+    with np.load(first.files["arrays"], allow_pickle=False) as arrays:
         assert arrays["gradient"].shape == arrays["rollout"].shape == (2, 3)
         assert arrays["size"].tolist() == [30, 90]
-        assert arrays["gradient_index"] == first.explained.predictions[0].index
-        np.testing.assert_array_equal(arrays["deletion_gradient"], first.explained.curves["gradient"].probability)
-    assert second.images == {}
+        assert arrays["gradient_index"] == first.predictions[0].index
+        np.testing.assert_array_equal(arrays["deletion_gradient"], first.curves["gradient"].probability)
+    assert second.files == {}
     page = (out / "explain.html").read_text(encoding="utf-8")
     assert "wide &lt;b&gt; image.png" in page
     assert "broken.jpg: not an image" in page

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from forked import patience
-from vitruvian.serve.batching import Batcher, BatchFunction, QueueFull, ShuttingDown
+from vitruvian.serve.batching import Batcher, BatchFunction, Refused
 
 
 class Model:
@@ -77,9 +77,10 @@ def test_batches_count_images_and_split_requests(batcher, model):
 def test_the_queue_is_bounded_in_images_and_says_when_to_come_back(batcher, model):
     occupied(batcher, model)
     place = batcher.reserve(7)
-    with pytest.raises(QueueFull, match=r"the queue is full; try again in \d+ s") as refused:
+    with pytest.raises(Refused, match=r"the queue is full; try again in \d+ s") as refused:
         batcher.reserve(1)
-    assert refused.value.retry_seconds >= 1
+    assert refused.value.status == 429
+    assert int(refused.value.headers["retry-after"]) >= 1
     with place:  # leaving it gives the unused room back
         pass
     assert batcher.accepted == 1
@@ -88,7 +89,7 @@ def test_the_queue_is_bounded_in_images_and_says_when_to_come_back(batcher, mode
 
 
 def test_a_request_is_accepted_whole_or_not_at_all(batcher):
-    with batcher.reserve(5), pytest.raises(QueueFull):
+    with batcher.reserve(5), pytest.raises(Refused):
         batcher.reserve(4)
     assert batcher.accepted == 0
 
@@ -178,7 +179,7 @@ def test_a_stop_finishes_what_was_accepted_and_refuses_the_rest(model):
     stopped = threading.Thread(target=batcher.stop)
     stopped.start()
     assert any(not batcher._open for _ in patience(10))
-    with pytest.raises(ShuttingDown, match="shutting down"):
+    with pytest.raises(Refused, match="shutting down"):
         batcher.reserve(1)
     model.gate.set()
     assert [f.result(10) for f in futures] == [2, 4]

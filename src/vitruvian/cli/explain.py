@@ -14,7 +14,7 @@ from vitruvian.progress import print_status, track
 from vitruvian.text import printable
 
 if TYPE_CHECKING:
-    from vitruvian.explain import Explainer, WrittenExplanation
+    from vitruvian.explain import Explained, Explainer
     from vitruvian.model.build import Model
 
 MapKind = StrEnum("MapKind", "gradient rollout attention")  # typer has no lists of Literal
@@ -145,11 +145,10 @@ def explain_paths(explainer: "Explainer", images: list[str], out: Path, *, as_js
     from vitruvian.explain.explainer import PAGE, explain_images
 
     failed = 0
-    for written in track(explain_images(explainer, images, out), len(images), "images"):
-        explained = written.explained
+    for explained in track(explain_images(explainer, images, out), len(images), "images"):
         failed += bool(explained.error)
         if as_json:
-            print(json.dumps(explanation_json(written)), flush=True)
+            print(json.dumps(explanation_json(explained)), flush=True)
             continue
         if explained.error:
             print_status(f"error: {explained.error}")
@@ -161,7 +160,7 @@ def explain_paths(explainer: "Explainer", images: list[str], out: Path, *, as_js
         for map in explained.maps:
             curve = explained.curves.get(map.name)
             score = f" (deletion {curve.area:.3f}, random {explained.curves['random'].area:.3f})" if curve else ""
-            print(f"  {printable(map.title)}: {printable(str(written.images[map.name]))}{score}", flush=True)
+            print(f"  {printable(map.title)}: {printable(str(explained.files[map.name]))}{score}", flush=True)
     if not as_json and failed < len(images):
         print(f"page: {out / PAGE}")
     if failed:
@@ -170,9 +169,8 @@ def explain_paths(explainer: "Explainer", images: list[str], out: Path, *, as_js
         raise typer.Exit(1)
 
 
-def explanation_json(written: "WrittenExplanation") -> dict[str, object]:
+def explanation_json(explained: "Explained") -> dict[str, object]:
     """The object that `--json` prints for an image."""
-    explained = written.explained
     if explained.error:
         return {"path": explained.path, "error": explained.error}
     return {
@@ -180,9 +178,9 @@ def explanation_json(written: "WrittenExplanation") -> dict[str, object]:
         **({"rejected": True} if explained.rejected else {}),
         "predictions": [prediction.to_json() for prediction in explained.predictions],
         "maps": [
-            {"map": item.name, "title": item.title, "class": item.index, "file": str(written.images[item.name])}
+            {"map": item.name, "title": item.title, "class": item.index, "file": str(explained.files[item.name])}
             for item in explained.maps
         ],
-        "arrays": str(written.arrays),
+        "arrays": str(explained.files["arrays"]),
         "deletion": {name: curve.area for name, curve in explained.curves.items()},
     }

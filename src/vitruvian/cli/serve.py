@@ -10,6 +10,7 @@ import typer
 
 from vitruvian.cli.options import Batch, Compile, Device, Engine, ImageSize, Precision, option, quick_imports
 from vitruvian.config import DEFAULT_BATCH_SIZE
+from vitruvian.errors import ConfigError, require
 
 if TYPE_CHECKING:
     from vitruvian.model.build import Model
@@ -60,18 +61,18 @@ def serve(
     If the environment variable VITRUVIAN_API_KEY is set, clients must send it as their key. On SIGTERM, accepted
     requests are finished first.
     """
+    for module in ("uvicorn", "fastapi", "httptools", "python_multipart", "prometheus_client"):
+        require(module, "serve")
     with quick_imports():
         from vitruvian.engines.graph import Graph
         from vitruvian.engines.torch_variant import torch_engine
-        from vitruvian.errors import ConfigError, require
         from vitruvian.inference import Encoder
         from vitruvian.machine import choose_device
+        from vitruvian.serve.app import serve as run
         from vitruvian.serve.batching import ServiceLimits
-        from vitruvian.serve.server import serve as run
         from vitruvian.weights.hub import BUNDLED, default_source
         from vitruvian.weights.load import check_finite, with_adapter
 
-    require("uvicorn", "serve")
     engine = torch_engine(engine, precision, compile, choose_device(device, engine))
     limits = ServiceLimits(batch_size=batch_size, queue=queue, max_bytes=int(max_mb * 1e6), max_seconds=max_seconds)
     loaded: dict[str, Model | Graph] = {}

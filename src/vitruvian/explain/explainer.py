@@ -83,6 +83,7 @@ class Explained:
     rejected: bool = False  # the image is rejected: it shows none of the classes; the maps are for the nearest one
     maps: tuple[Map, ...] = ()
     curves: dict[str, Curve] = field(default_factory=dict)  # deletion curves by the name of the map, and `random`
+    files: dict[str, Path] = field(default_factory=dict)  # overlays by map, `image` and `arrays`, once they are written
     error: str = ""
 
 
@@ -214,16 +215,7 @@ def describe_model(vit: ViT) -> str:
     return f"{vit.meta.origin}: {shape}" if vit.meta.origin else shape
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WrittenExplanation:
-    """An explained image and its files; none if it could not be read."""
-
-    explained: Explained
-    images: dict[str, Path]  # the overlay of each map by name, and `image`
-    arrays: Path | None = None
-
-
-def explain_images(explainer: Explainer, images: Sequence[ImageInput], out: Path) -> Iterator[WrittenExplanation]:
+def explain_images(explainer: Explainer, images: Sequence[ImageInput], out: Path) -> Iterator[Explained]:
     """Explain images and write their files into `out`, and after the last one the page `explain.html`.
 
     If no image can be read, nothing is written.
@@ -237,7 +229,6 @@ def explain_images(explainer: Explainer, images: Sequence[ImageInput], out: Path
             contexts.append(image_context(explained, shown))
         start = out / f"{position:0{digits}d}-{file_name(Path(explained.path).stem)}"
         written = {name: write_image(Path(f"{start}-{name}.png"), image) for name, image in shown.items()}
-        path = None
         if explained.image is not None:
             size = explained.image.height, explained.image.width
             arrays: dict[str, NDArray[Any]] = {item.name: item.values for item in explained.maps}
@@ -245,8 +236,8 @@ def explain_images(explainer: Explainer, images: Sequence[ImageInput], out: Path
             arrays |= {f"{item.name}_index": np.array(item.index) for item in explained.maps if item.index is not None}
             for name, curve in explained.curves.items():
                 arrays |= {"deletion_removed": curve.removed, f"deletion_{name}": curve.probability}
-            path = write_arrays(Path(f"{start}.npz"), arrays)
-        yield WrittenExplanation(explained=explained, images=written, arrays=path)
+            written["arrays"] = write_arrays(Path(f"{start}.npz"), arrays)
+        yield replace(explained, files=written)
     if unreadable < len(images):
         page = render(
             "explain.html",

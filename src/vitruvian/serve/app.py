@@ -1,4 +1,4 @@
-"""The HTTP application: routes that parse a request, call the service and return JSON, and the files of the page.
+"""The HTTP server: routes that call the service and return JSON, the files of the page, and the process.
 
 Among the page's sample images, `cat.jpg` (Stefan van der Walt) and `coffee.jpg` (Rachel Michetti) are CC0, and
 `rocket.jpg` (SpaceX) is in the public domain.
@@ -6,7 +6,11 @@ Among the page's sample images, `cat.jpg` (Stefan van der Walt) and `coffee.jpg`
 
 import asyncio
 import io
+import json
 import logging
+import socket
+import sys
+import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -15,6 +19,7 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
+import uvicorn
 from fastapi import Depends, FastAPI, Request
 from PIL import Image
 from starlette.exceptions import HTTPException
@@ -26,14 +31,22 @@ from starlette.types import ASGIApp
 from vitruvian import __version__
 from vitruvian.data.formats import open_dataset
 from vitruvian.engines.graph import Graph
-from vitruvian.engines.runtimes import EngineName
-from vitruvian.errors import UnknownNameError, VitruvianError
+from vitruvian.engines.runtimes import EngineName, check_engine
+from vitruvian.errors import ConfigError, UnknownNameError, VitruvianError, argument
 from vitruvian.model.build import Model
+from vitruvian.progress import log_status
 from vitruvian.report.html import render
 from vitruvian.serve import protocols
-from vitruvian.serve.batching import QueueFull, ServiceLimits, ShuttingDown
+from vitruvian.serve.batching import Refused, ServiceLimits, queue_full
 from vitruvian.serve.inspection import Json
-from vitruvian.serve.middleware import PUBLIC_PATHS, AccessPolicy, Metrics, Refused, RequestMiddleware
+from vitruvian.serve.middleware import (
+    PUBLIC_PATHS,
+    AccessPolicy,
+    LimitedConnection,
+    Metrics,
+    RequestMiddleware,
+    problem_response,
+)
 from vitruvian.serve.requests import (
     ExplainOptions,
     InspectOptions,
@@ -44,9 +57,11 @@ from vitruvian.serve.requests import (
     read_request,
     request_schema,
 )
-from vitruvian.serve.service import ServedModel, Service, TimedOut
+from vitruvian.serve.service import ServedModel, Service
 
 log = logging.getLogger("vitruvian.serve")
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 # Content types of the page's files by extension. The system's table may be wrong, and browsers must not guess.
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "jpg": "image/jpeg", "svg": "image/svg+xml"}
@@ -84,10 +99,9 @@ def create_app(
 
     async def handle(request: Request, error: Exception) -> Response:
         """Every error becomes a JSON object with a message and the request's id."""
-        return refusal(error).response(request.state.request_id, request.url.path)
+        return problem_response(refusal(error), request.state.request_id, request.url.path)
 
-    refusals = (Refused, VitruvianError, QueueFull, ShuttingDown, TimedOut, ClientDisconnect, HTTPException)
-    for kind in (*refusals, Exception):
+    for kind in (Refused, VitruvianError, ClientDisconnect, HTTPException, Exception):
         app.add_exception_handler(kind, handle)
     paths = frozenset(route.path for route in app.routes if isinstance(route, Route))
     access = access or AccessPolicy()
@@ -167,7 +181,7 @@ def add_image_routes(app: FastAPI, service: Service) -> None:
 
         async def endpoint(request: Request) -> Response:
             if service.is_full or len(arriving) >= limits.queue:  # before its body is read, which takes memory, too
-                raise QueueFull(service.retry_seconds())
+                raise queue_full(service.retry_seconds())
             arriving.add(request)
             try:
                 names, values, fields = await read(request, options, limits, max_images)
@@ -279,10 +293,6 @@ def refusal(error: Exception) -> Refused:
         case VitruvianError():
             is_unknown_model = isinstance(error, UnknownNameError) and error.kind == "model"
             return Refused(404 if is_unknown_model else 422, str(error))
-        case QueueFull():
-            return Refused(429, str(error), headers={"retry-after": str(error.retry_seconds)})
-        case ShuttingDown() | TimedOut():
-            return Refused(503, str(error), headers={"retry-after": "1"})
         case ClientDisconnect():
             return Refused(499, "the client disconnected")
         case HTTPException():
@@ -290,3 +300,89 @@ def refusal(error: Exception) -> Refused:
             return Refused(error.status_code, message, headers=dict(error.headers or {}))
     log.error("internal error", exc_info=error)
     return Refused(500, "internal error; see the log of the service")
+
+
+def serve(
+    models: Mapping[str, Model | Graph],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    limits: ServiceLimits | None = None,
+    engine: EngineName = "torch",
+    api_key: str = "",
+    hosts: tuple[str, ...] = (),
+    on_start: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve models over HTTP until SIGTERM or SIGINT.
+
+    Args:
+        models: Models by name; the first is the default.
+        port: 0 takes a free port.
+        engine: Computes the predictions of /predict.
+        api_key: Required from clients, if set.
+        hosts: Host names by which clients may address the service, in addition to those of a loopback address. By
+            default any, unless `host` is a loopback address.
+        on_start: Called with the URL.
+    """
+    if not (api_key.isascii() and api_key.isprintable() and api_key == api_key.strip()):
+        raise ConfigError("the API key has characters that no HTTP header can contain", hint="use letters and digits")
+    listener = open_socket(host, port)
+    if host in LOOPBACK:
+        hosts = (*LOOPBACK, *hosts)
+    set_up_logging()
+    limits = limits or ServiceLimits()
+    access = AccessPolicy(api_key=api_key, hosts=tuple(name.lower() for name in hosts))
+    metrics = Metrics()
+    app, _ = create_app(models, limits=limits, access=access, engine=check_engine(engine), metrics=metrics)
+    config = uvicorn.Config(
+        app,
+        http=partial(LimitedConnection, limits, metrics),  # type: ignore[arg-type]
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        ws="none",
+        timeout_graceful_shutdown=max(1, round(3 * limits.max_seconds)),
+    )
+    name = f"[{host}]" if ":" in host else host
+    on_start(f"http://{name}:{listener.getsockname()[1]}")
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """A listening socket."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        hint = f"choose another {argument('host')} or {argument('port')}"
+        raise ConfigError(str(error.strerror), where=f"{host}:{port}", hint=hint) from None
+    listener.set_inheritable(True)
+    return listener
+
+
+class JsonFormatter(logging.Formatter):
+    """One line of JSON per record; access lines are JSON already."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.name == "vitruvian.serve.access":
+            return record.getMessage()
+        line = {"level": record.levelname.lower(), "message": record.getMessage()}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **line})
+
+
+def set_up_logging() -> None:
+    """Log one line per request and errors to stderr, as JSON; other libraries' warnings about clients are dropped."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    levels = {"vitruvian.serve": logging.INFO, "asyncio": logging.ERROR, "uvicorn": logging.ERROR}
+    for name, level in {**levels, "python_multipart": logging.CRITICAL}.items():
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)
+    log_status(logging.getLogger("vitruvian.serve").info)

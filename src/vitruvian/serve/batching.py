@@ -39,16 +39,19 @@ class ServiceLimits(Settings):
     max_seconds: Annotated[float, Range(0.01, 1e6)] = 30.0  # each for headers, body, decoding and response
 
 
-class QueueFull(Exception):
+class Refused(Exception):
+    """A request that is not served: HTTP status, message for the client, and additional headers."""
+
+    def __init__(self, status: int, message: str, *, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers or {}
+
+
+def queue_full(retry_seconds: int) -> Refused:
     """There is no room for these images now."""
-
-    def __init__(self, retry_seconds: int) -> None:
-        super().__init__(f"the queue is full; try again in {retry_seconds} s")
-        self.retry_seconds = retry_seconds
-
-
-class ShuttingDown(Exception):
-    """The batcher stops and accepts nothing new."""
+    message = f"the queue is full; try again in {retry_seconds} s"
+    return Refused(429, message, headers={"retry-after": str(retry_seconds)})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,12 +100,12 @@ class Batcher:
         return self.accepted >= self.queue
 
     def reserve(self, images: int) -> "Reservation":
-        """Room for all of these images; raises QueueFull or ShuttingDown."""
+        """Room for all of these images; raises Refused."""
         with self._changed:
             if not self._open:
-                raise ShuttingDown("the service is shutting down")
+                raise Refused(503, "the service is shutting down", headers={"retry-after": "1"})
             if self.accepted + images > self.queue:
-                raise QueueFull(self.retry_seconds())
+                raise queue_full(self.retry_seconds())
             self.accepted += images
         return Reservation(self, images)
 
@@ -220,7 +223,7 @@ class Reservation:
         self._batcher._release(images)
 
     def extend(self, images: int) -> None:
-        """Room for more images; raises QueueFull or ShuttingDown."""
+        """Room for more images; raises Refused."""
         self._batcher.reserve(images)
         self._unused += images
 

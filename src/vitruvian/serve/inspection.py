@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -23,7 +23,6 @@ from vitruvian.model.vit import ViT
 
 Part = Literal["input", "layers", "rollout", "gradient", "attention", "similarity", "heads", "trace", "scores"]
 PARTS: tuple[Part, ...] = get_args(Part)
-NEED_HEAD = frozenset({"layers", "gradient", "scores"})
 MAX_16_BIT_SIZE = 4_000_000  # larger arrays are sent with 8 bits per number
 MAX_SIZE = 32_000_000  # maximum size of an array that is sent
 SCORE_STEPS = 5  # of deletion, fewer than in `vit explain`: the page computes them for every image
@@ -49,33 +48,30 @@ def inspect_image(
         token: Token of `trace`, counted from the first token before the patches.
     """
     vit = require_vit(encoder.model)
-    for part in parts:
-        if part in NEED_HEAD and not isinstance(encoder, Classifier):
-            raise ConfigError("this model has no head, so it makes no predictions", where=part)
     batch = pixels[None].to(encoder.device)
     layer = vit.layer(layer)
-    result: Json = {"grid": list(vit.config.grid_of((pixels.shape[1], pixels.shape[2])))}
-    if "input" in parts:
-        result["input"] = png_base64(to_image(unnormalize(pixels, vit.meta.preprocess)))
-    if "layers" in parts:
-        assert isinstance(encoder, Classifier)
-        result["layers"] = layer_predictions(encoder, vit, batch)
-    if "rollout" in parts:
-        result["rollout"] = pack_array(attention_rollout(vit, batch)[0])
-    if "gradient" in parts:
-        result["gradient"] = pack_array(gradient_attention(vit, batch, None if target is None else [target])[0])
-    if "attention" in parts:
-        result["attention"] = pack_array(attention_weights(vit, batch, layer))
-    if "similarity" in parts:
-        result["similarity"] = pack_array(patch_similarity(vit, batch, layer), low=-1.0)
-    if "heads" in parts:
-        result["heads"], result["received"] = map(pack_array, head_maps(vit, batch))
-    if "trace" in parts:
-        result["trace"] = {name: pack_floats(value) for name, value in token_trace(vit, batch, token).items()}
-    if "scores" in parts:
-        assert isinstance(encoder, Classifier)
-        result["scores"] = map_scores(encoder, vit, pixels, target)
-    return result
+    targets = None if target is None else [target]
+    compute: dict[Part, Callable[[], Any]] = {
+        "input": lambda: png_base64(to_image(unnormalize(pixels, vit.meta.preprocess))),
+        "layers": lambda: layer_predictions(require_head(encoder), vit, batch),
+        "rollout": lambda: pack_array(attention_rollout(vit, batch)[0]),
+        "gradient": lambda: pack_array(gradient_attention(vit, batch, targets)[0]),
+        "attention": lambda: pack_array(attention_weights(vit, batch, layer)),
+        "similarity": lambda: pack_array(patch_similarity(vit, batch, layer), low=-1.0),
+        "heads": lambda: head_maps(vit, batch),
+        "trace": lambda: token_trace(vit, batch, token),
+        "scores": lambda: map_scores(require_head(encoder), vit, pixels, target),
+    }
+    grid = list(vit.config.grid_of((pixels.shape[1], pixels.shape[2])))
+    result: Json = {"grid": grid}
+    result |= {part: compute[part]() for part in parts}
+    return result | result.get("heads", {})  # which has `received`, too
+
+
+def require_head(encoder: Encoder) -> Classifier:
+    if not isinstance(encoder, Classifier):
+        raise ConfigError("this model has no head, so it makes no predictions")
+    return encoder
 
 
 def erase_patches(pixels: Tensor, patches: Sequence[int], encoder: Encoder) -> Tensor:
@@ -106,12 +102,12 @@ def patch_similarity(vit: ViT, batch: Tensor, layer: int) -> Tensor:
     return unit @ unit.T
 
 
-def head_maps(vit: ViT, batch: Tensor) -> tuple[Tensor, Tensor]:
+def head_maps(vit: ViT, batch: Tensor) -> Json:
     """Attention of all layers, in brief.
 
     Returns:
-        What the class token, or without one the mean patch, attends to with each head (L, H, P); and what each patch
-        receives on average over heads and tokens (L, P), which shows attention sinks.
+        `heads`, what the class token, or without one the mean patch, attends to with each head (L, H, P); and
+        `received`, what each patch receives on average over heads and tokens (L, P), which shows attention sinks.
     """
     T, rows, received = vit.config.prefix_tokens, [], []
     reads_token = vit.config.pool in ("token", "token_mean")
@@ -120,10 +116,10 @@ def head_maps(vit: ViT, batch: Tensor) -> tuple[Tensor, Tensor]:
             shares = weights[0, :, :, T:]  # (H, N, P)
             rows.append(shares[:, 0] if reads_token else shares[:, T:].mean(dim=1))
             received.append(shares.mean(dim=(0, 1)))
-    return torch.stack(rows), torch.stack(received)
+    return {"heads": pack_array(torch.stack(rows)), "received": pack_array(torch.stack(received))}
 
 
-def token_trace(vit: ViT, batch: Tensor, token: int) -> dict[str, Tensor]:
+def token_trace(vit: ViT, batch: Tensor, token: int) -> Json:
     """The vector of one token through the model.
 
     Returns:
@@ -145,7 +141,8 @@ def token_trace(vit: ViT, batch: Tensor, token: int) -> dict[str, Tensor]:
             positions = vit.embed.grid_positions(grid)
             if positions is not None:
                 result["position"] = positions.flatten(0, 1)[token - T]
-    return {"vectors": torch.stack(vectors), **result}
+    result["vectors"] = torch.stack(vectors)
+    return {name: pack_floats(value) for name, value in result.items()}
 
 
 def map_scores(classifier: Classifier, vit: ViT, pixels: Tensor, target: int | None) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Middleware of every request: its id, access checks, body limits, access log and metrics."""
+"""Around every request: limits of its connection and body, its id, access checks, access log and metrics."""
 
 import asyncio
 import hmac
@@ -19,8 +19,9 @@ from starlette.datastructures import Headers
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from vitruvian.serve.batching import ServiceLimits
+from vitruvian.serve.batching import Refused, ServiceLimits
 from vitruvian.text import format_bytes
 
 access_log = logging.getLogger("vitruvian.serve.access")
@@ -29,6 +30,7 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # Paths that need no API key, in addition to the page's files. They reveal nothing about requests.
 PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/docs", "/openapi.json", "/v2/health/live", "/v2/health/ready"})
 TITLES = {499: "Client Closed Request"}  # of statuses that are in no standard
+MAX_HEADER_BYTES = 65_536  # of the request line and headers together, and between two chunks of a body
 DRAIN_SECONDS = 3.0  # how long the body of a refused request is read, so that its client reads the response
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -41,21 +43,13 @@ SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-class Refused(Exception):
-    """A request that is not served: HTTP status, message for the client, and additional headers."""
-
-    def __init__(self, status: int, message: str, *, headers: dict[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.headers = headers or {}
-
-    def response(self, request_id: str, path: str = "") -> Response:
-        """Problem details (RFC 9457); `error` repeats `detail`, where clients of the other protocols look for it."""
-        title = TITLES.get(self.status) or HTTPStatus(self.status).phrase
-        problem = {"type": "about:blank", "title": title, "status": self.status, "detail": str(self)}
-        error = {"message": str(self), "code": self.status} if path.startswith("/v1/") else str(self)
-        content = {**problem, "error": error, "request_id": request_id}
-        return JSONResponse(content, self.status, self.headers, "application/problem+json")
+def problem_response(refused: Refused, request_id: str, path: str = "") -> Response:
+    """Problem details (RFC 9457); `error` repeats `detail`, where clients of the other protocols look for it."""
+    title = TITLES.get(refused.status) or HTTPStatus(refused.status).phrase
+    problem = {"type": "about:blank", "title": title, "status": refused.status, "detail": str(refused)}
+    error = {"message": str(refused), "code": refused.status} if path.startswith("/v1/") else str(refused)
+    content = {**problem, "error": error, "request_id": request_id}
+    return JSONResponse(content, refused.status, refused.headers, "application/problem+json")
 
 
 class Metrics:
@@ -158,7 +152,7 @@ class RequestMiddleware:
                 self.access.check(scope["method"], scope["path"], headers)
                 body.check_length()
             except Refused as refused:
-                await refused.response(request_id, scope["path"])(scope, receive, send_with_headers)
+                await problem_response(refused, request_id, scope["path"])(scope, receive, send_with_headers)
                 return
             if scope["method"] == "HEAD":
                 scope = {**scope, "method": "GET"}  # the server leaves out the body
@@ -225,3 +219,89 @@ def split_url(text: str) -> SplitResult:
         return urlsplit(text)
     except ValueError:  # an incomplete IPv6 address
         return urlsplit("")
+
+
+class HeadersTooLarge(Exception):
+    """Stops the parser; the response was sent."""
+
+
+class LimitedConnection(HttpToolsProtocol):
+    """uvicorn's connection with limits on the size and time of headers, and JSON for invalid requests.
+
+    uvicorn limits neither with httptools; with h11 it limits the size only, and responds in plain text.
+    """
+
+    _timer: asyncio.TimerHandle | None = None
+    _in_headers = True
+    _bytes_since_body = 0  # received since the last byte of a body
+
+    def __init__(self, limits: ServiceLimits, metrics: Metrics, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._limits, self._metrics = limits, metrics
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._bytes_since_body += len(data)
+        if self._in_headers and self._timer is None:
+            self._start_timer()
+        super().data_received(data)
+        if self._bytes_since_body > MAX_HEADER_BYTES:
+            self._refuse_headers()
+
+    def on_headers_complete(self) -> None:
+        self._stop_timer()
+        self._in_headers, self._bytes_since_body = False, 0
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEADER_BYTES:
+            self._refuse_headers()
+            raise HeadersTooLarge
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._bytes_since_body = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_headers, self._bytes_since_body = True, 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "this is not a valid HTTP request")
+
+    def _refuse_headers(self) -> None:
+        self._refuse(431, f"the headers have more than {format_bytes(MAX_HEADER_BYTES)}")
+
+    def _refuse(self, status: int, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        request_id = secrets.token_hex(8)
+        response = problem_response(Refused(status, message), request_id)
+        response.headers.update({"connection": "close", **HEADERS, "x-request-id": request_id})
+        lines = "".join(f"{name}: {value}\r\n" for name, value in response.headers.items())
+        self.transport.write(STATUS_LINE[status] + lines.encode() + b"\r\n" + response.body)
+        self.transport.close()
+        client = self.client[0] if self.client else ""
+        self._metrics.log_response("other", {"request_id": request_id, "client": client, "status": status})
+
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(self._limits.max_seconds, self._on_timeout)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timeout(self) -> None:
+        self._timer = None
+        if self.cycle is not None and not self.cycle.response_complete:  # the last request is still being served
+            self._start_timer()
+        elif self._bytes_since_body:
+            self._refuse(408, f"the headers did not arrive within {self._limits.max_seconds:g} s")
+        else:
+            self.transport.close()

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from vitruvian.errors import UnknownNameError
 from vitruvian.inference import NOT_FINITE, probabilities_of
-from vitruvian.serve.batching import BatchFunction, ServiceLimits
+from vitruvian.serve.batching import BatchFunction, Refused, ServiceLimits
 from vitruvian.serve.inspection import Json
-from vitruvian.serve.middleware import Refused
 from vitruvian.serve.requests import Options, check_count, decode_base64, parse_json, validate_fields
 from vitruvian.serve.service import ServedModel, Service
 from vitruvian.weights.zero_shot import text_encoder

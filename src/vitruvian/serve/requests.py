@@ -15,9 +15,8 @@ from starlette.responses import Response
 
 from vitruvian.errors import UnknownNameError
 from vitruvian.explain.explainer import METHODS, Method
-from vitruvian.serve.batching import ServiceLimits
+from vitruvian.serve.batching import Refused, ServiceLimits
 from vitruvian.serve.inspection import PARTS, Part
-from vitruvian.serve.middleware import Refused
 
 MAX_TOP = 100
 MAX_LABELS = 200

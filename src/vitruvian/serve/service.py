@@ -25,7 +25,15 @@ from vitruvian.inference import DECODERS, NOT_FINITE, Classifier, Encoder, proba
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_shapes
 from vitruvian.model.vit import ViT
-from vitruvian.serve.batching import MAX_RETRY_SECONDS, Batcher, BatchFunction, QueueFull, Reservation, ServiceLimits
+from vitruvian.serve.batching import (
+    MAX_RETRY_SECONDS,
+    Batcher,
+    BatchFunction,
+    Refused,
+    Reservation,
+    ServiceLimits,
+    queue_full,
+)
 from vitruvian.serve.decoding import DecodingProcess, Upload, load_upload
 from vitruvian.serve.inspection import Json, erase_patches, inspect_image, png_base64
 from vitruvian.serve.requests import ExplainOptions, InspectOptions, Options, PredictOptions
@@ -40,10 +48,6 @@ VIT_FACTS = ["depth", "num_heads", "width", "stride", "grid", "prefix_tokens", "
 log = logging.getLogger("vitruvian.serve")
 
 OnBatch = Callable[[str, int, float], None]  # called with the model's name, the images and the seconds of every batch
-
-
-class TimedOut(Exception):
-    """The result was not ready in time."""
 
 
 class ServedModel:
@@ -289,9 +293,15 @@ class Service:
     ) -> list[Json]:
         """Decode and compute images, or compute pixels; one result or error for each, in order."""
         with served.batcher.reserve(len(images)) as reservation:
-            decoded: list[Tensor | BaseException] = [pixels for pixels in images if isinstance(pixels, Tensor)]
-            if files := [image for image in images if isinstance(image, bytes)]:
-                decoded = await self._pixels(reservation, served, files, patches)
+            decoded: list[Tensor | BaseException] = []
+            uploads = iter(
+                await self._decode(reservation, served, [item for item in images if isinstance(item, bytes)])
+            )
+            for image in images:
+                upload = image if isinstance(image, Tensor) else next(uploads)
+                if isinstance(upload, Upload):
+                    upload = erase_patches(torch.from_numpy(upload.pixels), patches, served.encoder)
+                decoded.append(upload)
             for pixels in decoded:
                 if not isinstance(pixels, Tensor | VitruvianError):
                     raise pixels
@@ -308,19 +318,6 @@ class Service:
                 results.append({"error": "the model failed on this image"})
             else:
                 results.append(result(output))
-        return results
-
-    async def _pixels(
-        self, reservation: Reservation, served: ServedModel, images: Sequence[bytes], patches: Sequence[int]
-    ) -> list[Tensor | BaseException]:
-        """The pixels without the erased patches, or the error of each image."""
-        uploads = await self._decode(reservation, served, images)
-        results: list[Tensor | BaseException] = []
-        for upload in uploads:
-            if isinstance(upload, Upload):
-                results.append(erase_patches(torch.from_numpy(upload.pixels), patches, served.encoder))
-            else:
-                results.append(upload)
         return results
 
     async def _decode(
@@ -340,7 +337,7 @@ class Service:
                 results += await self._wait([self._decoders.submit(load_upload, image, *settings) for image in group])
                 costly = [index for index, result in enumerate(results) if isinstance(result, CostlyImageError)]
                 if costly and self._costly and self._costly + len(costly) > self.limits.queue // 2:
-                    raise QueueFull(MAX_RETRY_SECONDS)
+                    raise queue_full(MAX_RETRY_SECONDS)
             reservation.release(len(costly))
             self._costly += len(costly)
             try:
@@ -361,7 +358,8 @@ class Service:
             async with asyncio.timeout(self.limits.max_seconds):
                 yield
         except TimeoutError:
-            raise TimedOut(f"no result within {self.limits.max_seconds:g} s") from None
+            message = f"no result within {self.limits.max_seconds:g} s"
+            raise Refused(503, message, headers={"retry-after": "1"}) from None
 
     async def _wait(self, futures: Iterable[Future[R]]) -> list[R | BaseException]:
         """All results or errors. Cancels the futures if the caller is cancelled or the time is up."""
