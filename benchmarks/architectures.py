@@ -4,6 +4,7 @@
     python benchmarks/architectures.py scan     # loads random weights of every name and compares the logits
     python benchmarks/architectures.py resized  # the same at twice the side, as timm resizes on loading
     python benchmarks/architectures.py trip     # the same, written as a timm folder, which timm loads and answers from
+    python benchmarks/architectures.py trip+resized each-kind  # both, for one name of each kind
 
 It needs timm, but not torchvision. A model is made with two blocks, its own heads and 8 channels for each.
 """
@@ -393,7 +394,7 @@ def saved(name: str, folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     for tensor in model.state_dict().values():
         if tensor.is_floating_point():
             tensor.add_(0.05 * torch.rand_like(tensor) if tensor.dim() == 1 else 0.05 * torch.randn_like(tensor))
-    save_for_hf(model, folder, model_args=options | {"depth": 2})
+    save_for_hf(model, folder, model_args=options | {"depth": 2}, safe_serialization=True)
     return model, options
 
 
@@ -474,4 +475,5 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["table"]:
         write_table()
     else:
-        scan(*sys.argv[1:])
+        for mode in sys.argv[1].split("+"):
+            scan(mode, *sys.argv[2:])

@@ -96,7 +96,7 @@ def made(name: str, options: dict[str, Any], seed: int) -> nn.Module | None:
 def verdict(model: nn.Module, options: dict[str, Any], folder: Path) -> str:
     from timm.models import save_for_hf
 
-    save_for_hf(model, folder, model_args=options)
+    save_for_hf(model, folder, model_args=options, safe_serialization=True)
     try:
         ours = vt.load(folder)
     except vt.VitruvianError as error:

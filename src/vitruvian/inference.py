@@ -653,8 +653,8 @@ class Classifier(Encoder):
             for row, said, is_finite in zip(probabilities, probabilities >= least, finite):
                 values, order = row.sort(descending=True, stable=True)
                 ranked = zip(values.tolist(), order.tolist(), said[order].tolist())
-                kept = [(p, i, flag) for rank, (p, i, flag) in enumerate(ranked) if flag or rank < top]
-                rows.append(tuple(Prediction(self.labels[i], p, i, flag) for p, i, flag in kept) if is_finite else ())
+                listed = [(p, i, flag) for rank, (p, i, flag) in enumerate(ranked) if flag or rank < top]
+                rows.append(tuple(Prediction(self.labels[i], p, i, flag) for p, i, flag in listed) if is_finite else ())
             return rows
         probabilities, order = probabilities_of(self.model, logits).sort(dim=-1, descending=True, stable=True)
         return [

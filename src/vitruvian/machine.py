@@ -89,8 +89,8 @@ def choose_device(name: str, engine: str = "auto") -> str:
 
     if name == "auto":
         has_accelerator = engine.partition(":")[0] in ("auto", "torch") and torch.accelerator.is_available()
-        found = torch.accelerator.current_accelerator() if has_accelerator else None
-        name = "cpu" if found is None else found.type
+        accelerator = torch.accelerator.current_accelerator() if has_accelerator else None
+        name = "cpu" if accelerator is None else accelerator.type
     if name in ("cuda", "xpu"):
         name = f"{name}:{os.environ.get('LOCAL_RANK', '0')}"
     try:

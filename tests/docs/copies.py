@@ -15,7 +15,7 @@ PLOT = """
 def copy_of(source: str) -> str:
     """The text of the page; its numbers are those of the file, and its commands are not run."""
     text = (ROOT / source).read_text(encoding="utf-8")
-    note = f"<!-- not measured: a copy of {source}, which has the commands; tests/docs/copies.py writes this page -->"
+    note = f"<!-- not measured: a copy of {source}, by tests/docs/copies.py -->"
     parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
     parts[::2] = [re.sub(r"^(#.*)$", rf"\1\n\n{note}", part, flags=re.MULTILINE) for part in parts[::2]]
     parts[1::2] = [re.sub(r"^```\w*", "```console", part) for part in parts[1::2]]

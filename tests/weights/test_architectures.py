@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,10 +31,18 @@ def scanned(*words: str, script: str = "architectures.py") -> list[str]:
 needs_timm = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
 
 
+@pytest.fixture(scope="module")
+def of_each_kind() -> tuple[list[str], list[str]]:
+    """The lines of `trip` and of `resized` for one architecture of each kind."""
+    lines = scanned("trip+resized", "each-kind")
+    end = next(i for i, line in enumerate(lines) if re.match(r"\d+ ", line)) + 1  # the counts of the first
+    return lines[:end], lines[end:]
+
+
 @pytest.mark.slow
 @needs_timm
-def test_one_of_each_kind_of_the_installed_timm_answers_as_timm_does():
-    *lines, counts = scanned("trip", "each-kind")
+def test_one_of_each_kind_of_the_installed_timm_answers_as_timm_does(of_each_kind):
+    *lines, counts = of_each_kind[0]
     assert [line for line in lines if ": agrees: " not in line and ": same: " not in line] == []
     numbers = {verdict: int(count) for count, verdict in (part.split() for part in counts.split(", "))}
     assert numbers["same"] > 3 * numbers["agrees"]  # most arrays are the very same
@@ -42,8 +51,8 @@ def test_one_of_each_kind_of_the_installed_timm_answers_as_timm_does():
 
 @pytest.mark.slow
 @needs_timm
-def test_one_of_each_kind_answers_as_timm_does_at_twice_the_side():
-    *lines, _ = scanned("resized", "each-kind")
+def test_one_of_each_kind_answers_as_timm_does_at_twice_the_side(of_each_kind):
+    *lines, _ = of_each_kind[1]
     allowed = ": agrees: ", ": any size: ", ": not tried: ", ": timm cannot: "
     assert [line for line in lines if not any(each in line for each in allowed)] == []
     assert sum(": agrees: " in line for line in lines) > 30

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+import vitruvian as vt
 from vitruvian.cli import options as opt
-from vitruvian.cli.options import flag, note_replaced, option, parse_size, parse_tome_r, quick_imports, split_names
+from vitruvian.cli.options import flag, import_torch, note_replaced, option, parse_numbers, parse_size, parse_tome_r
 from vitruvian.progress import print_status, track
 
 ENGINE = option("NAME", "Engine to measure; repeatable [default: all].", parser=opt.parse_engine)
@@ -31,9 +32,7 @@ WEIGHT_BITS = option("N", "7 for every processor, 8 with VNNI [default: for this
 REPORT = option("FOLDER", "Write the results as JSON and report.html.", panel=INT8, file_okay=False)
 TOME_R = option("R", "Tokens to merge per layer, such as 8.", panel=TOKENS, parser=parse_tome_r)
 FIRST_SIZE = option("SIZE", "Input size of a cascade's first pass.", panel=TOKENS, parser=parse_size)
-SPEED_BATCH = option(
-    "N", "Batch size at which speed is measured.", "--batch-size", panel=opt.ADVANCED, min=1, max=65_536
-)
+SPEED_BATCH = option("N", "Batch size of the speed measurement.", "--batch-size", panel=opt.ADVANCED, min=1, max=65_536)
 
 
 def bench(
@@ -56,20 +55,17 @@ def bench(
     Also reports how the time divides over the parts of the model. Engines other than torch are measured on the CPU.
     With --precision or --compile, torch is measured both with and without them.
     """
-    sizes = split_names(batches)
-    if not sizes or not all(size.isdecimal() and 1 <= int(size) <= 65_536 for size in sizes):
-        raise typer.BadParameter(f"{batches!r} is not a list of batch sizes such as 1,16", param_hint="--batches")
+    counts = parse_numbers(batches, "--batches", "1,16")
     if plot is not None and plot.suffix.lower() != ".png":
         raise typer.BadParameter(f"{str(plot)!r} does not end in .png", param_hint="--plot")
-    with quick_imports():
-        from vitruvian.engines.bench import bench as run_bench
-        from vitruvian.files import atomic_path
-        from vitruvian.inference import Encoder
-        from vitruvian.machine import choose_device
+    import_torch()
+    from vitruvian.engines.bench import bench as run_bench
+    from vitruvian.files import atomic_path
+    from vitruvian.inference import Encoder
+    from vitruvian.machine import choose_device
 
     device = choose_device(device, next((name for name in engine or () if not name.startswith("torch")), "torch"))
     encoder = Encoder(model, num_heads=num_heads, image_size=image_size, tome_r=tome_r, device=device)
-    counts = [int(size) for size in sizes]
     how: Any = {"precision": precision, "compile": compile, "engines": engine or None}
     result = run_bench(encoder.model, **how, batches=counts, rounds=rounds, image=image)
     print(json.dumps(result.to_json()) if as_json else result)
@@ -110,17 +106,16 @@ def optimize(
     a second, full pass for images on which it is not confident.
     """
     check_used(ctx, only)
+    import_torch()
     loss: Any = {"max_loss": max_loss}
     if only in ("merge", "cascade"):
-        with quick_imports():
-            from vitruvian.compress.fewer_tokens import fit_cascade, fit_merging
-            from vitruvian.weights.convert import check_other
-            from vitruvian.weights.load import load, locate
-            from vitruvian.weights.save import save
+        from vitruvian.compress.fewer_tokens import fit_cascade, fit_merging
+        from vitruvian.weights.convert import check_other
+        from vitruvian.weights.load import locate
 
         check_other(Path(destination).expanduser(), locate(source))
         note_replaced(destination)
-        model = load(source, num_heads=num_heads)
+        model = vt.load(source, num_heads=num_heads)
         if only == "merge":
             model = fit_merging(model, calibrate, tome_r, split=split)
             thresholds = model.config.tome_thresholds  # type: ignore[union-attr]
@@ -132,21 +127,18 @@ def optimize(
             fit = fit_cascade(model, calibrate, **first_pass, **loss, split=split, track=follow)
             model.meta = model.meta.replace(cascade=fit.cascade)
             text, facts = str(fit), fit.to_json()
-        save(model, destination)
+        vt.save(model, destination)
         print(json.dumps(facts) if as_json else f"{text}\nwrote {destination}")
         return
-    with quick_imports():
-        from vitruvian.compress.optimize import optimize as optimize_model
-        from vitruvian.compress.optimize import quantize as quantize_model
-        from vitruvian.compress.optimize import write_quantized
+    from vitruvian.compress.optimize import write_quantized
 
     fitting: Any = {"calibrate": calibrate, "batch_size": batch_size, "num_heads": num_heads} | loss
     result: Any
     if only == "int8":
         int8: Any = {"evaluate": evaluate, "engine": engine, "weight_bits": weight_bits}
-        result = quantize_model(source, destination, **fitting, **int8)
+        result = vt.quantize(source, destination, **fitting, **int8)
     else:
-        result = optimize_model(source, destination, **fitting, images=images, minutes=minutes)
+        result = vt.optimize(source, destination, **fitting, images=images, minutes=minutes)
     print(json.dumps(result.to_json()) if as_json else f"{result}\nwrote {result.path}")
     if report is not None:
         print_status(f"wrote {write_quantized(report, result.to_json(), str(result))}")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from vitruvian.cli.options import DataRoot, Device, Readers, TargetName, flag, option, quick_imports, split_names
+from vitruvian.cli.options import DataRoot, Device, Readers, TargetName, flag, import_torch, option, split_names
 from vitruvian.progress import print_notes, print_status, track
 from vitruvian.tasks import Task, all_tasks, describe_pattern, find_task, get_task
 from vitruvian.tasks import data_root as find_data_root
@@ -88,11 +88,11 @@ def doctor(
         raise typer.BadParameter("--review is for one class per image; --out page.html lists doubtful labels")
     values = None
     if model is not None:
-        with quick_imports():
-            import numpy as np
+        import_torch()
+        import numpy as np
 
-            from vitruvian.evaluation.features import feature_rows, open_store
-            from vitruvian.inference import Encoder
+        from vitruvian.evaluation.features import feature_rows, open_store
+        from vitruvian.inference import Encoder
 
         encoder = Encoder(model, device=device)
         store, follow = open_store(encoder), partial(track, label="features")

@@ -10,16 +10,15 @@ from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Annotated
 
-from vitruvian.cli.options import Changes, option, quick_imports
+import vitruvian as vt
+from vitruvian.cli.options import Changes, import_torch, option
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from PIL import Image
 
-    from vitruvian.explain import Explainer
     from vitruvian.explain.explainer import Explained
-    from vitruvian.training import Run
 
 SHOWN = 6  # number of test digits drawn on the terminal with their predictions
 PAGE = "demo.html"
@@ -37,22 +36,19 @@ def demo(
     """
     started = time.monotonic()
     print_step("importing torch ...")
-    with quick_imports():
-        import numpy as np
-        import torch
-        from PIL import Image
+    import_torch()
+    import numpy as np
+    import torch
+    from PIL import Image
 
-        from vitruvian.data.formats import open_dataset
-        from vitruvian.evaluation.metrics import wilson
-        from vitruvian.explain import Explainer, MapSettings
-        from vitruvian.inference import Classifier
-        from vitruvian.training import train
-        from vitruvian.weights import hub, load
+    from vitruvian.data.formats import open_dataset
+    from vitruvian.evaluation.metrics import wilson
+    from vitruvian.weights import hub
 
     # more threads do not help with so small a model, and wait for each other on a busy machine
     torch.set_num_threads(1)
     print_step("training a Vision Transformer on 1,438 handwritten digits from scratch: vit train digits")
-    run = train("digits", recipe="digits", out=out, settings=settings or ())
+    run = vt.train("digits", recipe="digits", out=out, settings=settings or ())
     print_step("evaluating it on the 359 test digits")
     last = run.evaluation
     right = round(last["count"] * last["top1"] / 100)
@@ -64,11 +60,11 @@ def demo(
     test = open_dataset("digits").splits["test"]
     indices = [int(np.flatnonzero(test.labels() == digit)[0]) for digit in range(SHOWN)]
     digits = [image for image in map(test.read, indices) if not isinstance(image, bytes)]
-    predictions = Classifier(run.folder).predict(digits, top=1)
+    predictions = vt.Classifier(run.folder).predict(digits, top=1)
     captions = [f"{best.label}, {100 * best.probability:.0f}%" for (best,) in predictions]
     print(indent(side_by_side([draw(digit) for digit in digits], captions), "  "))
     print_step("classifying photos with the bundled model, and showing where it looks: vit explain cat.jpg")
-    explainer = Explainer(load(hub.BUNDLED), MapSettings(methods=("gradient",)))
+    explainer = vt.Explainer(vt.load(hub.BUNDLED), vt.MapSettings(methods=("gradient",)))
     folder = files("vitruvian.serve") / "page"
     cat, coffee = (Image.open(str(folder / name)).convert("RGB") for name in PHOTOS)
     images = {"a cat": cat, "a cat in a corner": in_corner(cat), "a cup of coffee": coffee}
@@ -88,11 +84,11 @@ def print_step(step: str) -> None:
 
 
 def write_page(
-    run: Run,
+    run: vt.Run,
     interval: str,
     digits: Sequence[NDArray[np.uint8]],
     captions: Sequence[str],
-    explainer: Explainer,
+    explainer: vt.Explainer,
     photos: Sequence[Explained],
 ) -> Path:
     """Write a page about the training, the digits and the photos to the folder of the run."""

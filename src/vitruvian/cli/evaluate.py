@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import vitruvian as vt
 from vitruvian.cli import options as opt
-from vitruvian.cli.options import data_argument, expand_options, flag, option, parse_numbers, quick_imports, split_names
+from vitruvian.cli.options import data_argument, expand_options, flag, import_torch, option, parse_numbers, split_names
 from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.progress import print_notes, print_status, track
 from vitruvian.text import plural, table
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
 SHOWN_UNREADABLE = 5  # files to list on the terminal; a report lists more
 WORDNET_IDS = option("FILE", "WordNet ids of the model's outputs, one per line (for 21k models).")
 MAPPINGS = option("FOLDER", "ObjectNet's mappings [default: those beside its images].")
-CALIBRATED = option(
-    "FOLDER", "Save the model with everything fitted (temperature, sets, threshold), which vit predict applies."
-)
+CALIBRATED = option("FOLDER", "Save the model with what was fitted (temperature, sets, threshold) for vit predict.")
 BY = option("COLUMN", "Accuracy per value of this column of the manifest, or of a regular expression on the path.")
 UNKNOWN = option("FOLDER", "Images of none of the classes: fit a threshold that rejects such images.")
 COVERAGE = option("SHARE", "Fit prediction sets that contain the label this often, such as 0.95.")
@@ -45,7 +44,7 @@ def evaluate(
     by: Annotated[str | None, BY] = None,
     coverage: Annotated[float | None, COVERAGE] = None,
     corruptions: Annotated[
-        str | None, option("NAMES", "Accuracy on images corrupted as in ImageNet-C: all, or names.")
+        str | None, option("NAMES", "Accuracy under corruptions of ImageNet-C: all, or names.")
     ] = None,
     sample: Annotated[int, option("N", "With --corruptions: only N images, classes balanced.", min=0)] = 0,
     unknown: Annotated[str | None, UNKNOWN] = None,
@@ -62,17 +61,16 @@ def evaluate(
     Every image counts, including those of a short last batch. Classes and outputs are matched by name. A CLIP or SigLIP
     is evaluated zero-shot, with the class names as labels.
     """
-    with quick_imports():
-        from vitruvian.evaluation.evaluate import evaluate as run_evaluation
-        from vitruvian.evaluation.evaluate import save_calibrated
-        from vitruvian.evaluation.report import write_evaluation
-        from vitruvian.inference import Encoder
+    import_torch()
+    from vitruvian.evaluation.evaluate import save_calibrated
+    from vitruvian.evaluation.report import write_evaluation
+    from vitruvian.inference import Encoder
 
     labels: Any = {"real": real, "wordnet_ids": wordnet_ids, "mappings": mappings, "template": template}
     run: Any = {"flip": flip, "seed": seed, "batch_size": batch_size, "track": partial(track, label="images")}
     names = split_names(corruptions or "")
     more: Any = {"by": by or "", "coverage": coverage, "unknown": unknown, "corruptions": names, "sample": sample}
-    evaluation = run_evaluation(data, Encoder(model, **vars(options)), split=split, **labels, **more, **run)
+    evaluation = vt.evaluate(data, Encoder(model, **vars(options)), split=split, **labels, **more, **run)
     print(json.dumps(evaluation.to_json()) if as_json else evaluation_table(evaluation))
     for key, reason in evaluation.unreadable[:SHOWN_UNREADABLE]:
         print_status(f"not read: {key}: {reason}")
@@ -94,18 +92,14 @@ def evaluation_table(evaluation: "Evaluation | TargetEvaluation") -> str:
     from vitruvian.evaluation.metrics import TARGET_NAMES
 
     if isinstance(evaluation, OfTargets):
-        cells = [
-            (TARGET_NAMES[name], f"{value:.4g}", "{:.4g} to {:.4g}".format(*evaluation.intervals[name]))
-            for name, value in evaluation.numbers.items()
-        ]
+        values, intervals = evaluation.numbers, evaluation.intervals
+        cells = [(TARGET_NAMES[k], f"{v:.4g}", "{:.4g} to {:.4g}".format(*intervals[k])) for k, v in values.items()]
         return f"{evaluation.summary}\n{table(('', '>value', '95% interval'), cells)}"
     from vitruvian.evaluation import report
     from vitruvian.evaluation.metrics import LEVEL
 
-    rows = []
-    for name, value in report.interval_numbers(evaluation).items():
-        low, high = evaluation.intervals[name]
-        rows.append((report.NAMES[name], f"{value:.2f}", f"{low:.2f} to {high:.2f}"))
+    values, intervals = report.interval_numbers(evaluation), evaluation.intervals
+    rows = [(report.NAMES[k], f"{v:.2f}", "{:.2f} to {:.2f}".format(*intervals[k])) for k, v in values.items()]
     lines = [report.evaluation_summary(evaluation), table(("", ">percent", f"{LEVEL:g}% interval"), rows)]
     if evaluation.real is not None:
         lines.append(f"ReaL: {evaluation.real_count:,} images have labels")
@@ -127,17 +121,15 @@ def evaluation_table(evaluation: "Evaluation | TargetEvaluation") -> str:
         lines.append(report.describe_sets(evaluation.sets))
     if evaluation.slices:
         shown = evaluation.slices[:SHOWN_SLICES]
-        numbers = [
-            (s.name, f"{s.count:,}", f"{s.top1:.2f}", f"{s.interval[0]:.2f} to {s.interval[1]:.2f}") for s in shown
-        ]
+        numbers = [(s.name, f"{s.count:,}", f"{s.top1:.2f}", "{:.2f} to {:.2f}".format(*s.interval)) for s in shown]
         lines.append("\n" + table((evaluation.by, ">images", ">top-1 %", f"{LEVEL:g}% interval"), numbers))
         if len(shown) < len(evaluation.slices):
             lines.append(f"the worst {len(shown)} of {len(evaluation.slices):,}; --json has all")
         lines.append(report.describe_worst(evaluation))
     if evaluation.rejection is not None:
-        found = evaluation.rejection
-        cells = [(name, f"{value:.2f}", f"{found.fpr[name]:.2f}") for name, value in found.auroc.items()]
-        lines += ["\n" + table(("score", ">AUROC %", ">FPR at 95% TPR"), cells), str(found)]
+        rejection = evaluation.rejection
+        cells = [(name, f"{value:.2f}", f"{rejection.fpr[name]:.2f}") for name, value in rejection.auroc.items()]
+        lines += ["\n" + table(("score", ">AUROC %", ">FPR at 95% TPR"), cells), str(rejection)]
     if evaluation.corruptions is not None:
         lines.append("\n" + table(report.CORRUPTION_TITLES, evaluation.corruptions.rows()))
         lines.append(report.describe_corruptions(evaluation.corruptions))
@@ -146,13 +138,9 @@ def evaluation_table(evaluation: "Evaluation | TargetEvaluation") -> str:
 
 @expand_options
 def compare(
-    models: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Runs or other weights; the first is the baseline.")
-    ],
+    models: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs or weights; the first is the baseline.")],
     options: opt.ModelOptions,
-    data: Annotated[
-        str | None, option("DATA", "Data to compare on [default: the images that all runs held out].")
-    ] = None,
+    data: Annotated[str | None, option("DATA", "Data to compare on [default: what all runs held out].")] = None,
     split: Annotated[str | None, option("NAME", "Split of DATA [default: test, val, or the only one].")] = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the tables.")] = False,
     out: opt.ReportFolder = None,
@@ -163,24 +151,21 @@ def compare(
     Prints the paired difference of each model from the first with its interval, the classes and the settings in which
     they differ, and the images that they classify differently.
     """
-    with quick_imports():
-        from vitruvian.inference import Encoder
-        from vitruvian.study.compare import compare as run_comparison
-        from vitruvian.study.compare import describe_pair, write_comparison
+    import_torch()
+    from vitruvian.inference import Encoder
+    from vitruvian.study.compare import describe_pair, write_comparison
 
     if len(models) < 2:
         raise typer.BadParameter("give at least two", param_hint="RUN...")
     encoders = [Encoder(model, **vars(options)) for model in models]
     follow = partial(track, label="images")
-    result = run_comparison(encoders, data, split=split, batch_size=batch_size, track=follow)
+    result = vt.compare(encoders, data, split=split, batch_size=batch_size, track=follow)
     if as_json:
         print(json.dumps(result.to_json()))
     else:
         print(f"{result.count:,} images of {result.data}, {result.images_are}")
-        accuracies = [
-            (name, f"{top1:.2f}", f"{low:.2f} to {high:.2f}")
-            for name, top1, (low, high) in zip(result.models, result.top1, result.intervals)
-        ]
+        numbers = zip(result.models, result.top1, result.intervals)
+        accuracies = [(name, f"{top1:.2f}", "{:.2f} to {:.2f}".format(*ends)) for name, top1, ends in numbers]
         print(table(("", ">top-1 %", "95% interval"), accuracies))
         print("\n".join(describe_pair(pair, result.models[0]) for pair in result.pairs))
         rows = [(name, f"{n:,}", *(f"{value:.2f}" for value in values)) for name, n, values in result.classes]
@@ -208,9 +193,7 @@ def probe(
     neighbors: Annotated[int | None, option("N", "Number of neighbors that vote [default: chosen].", min=1)] = None,
     group_by: opt.GroupBy = None,
     target: opt.TargetName = None,
-    folds: Annotated[
-        int | None, option("K", "Cross-validate in K folds of all images but the test split.", min=2)
-    ] = None,
+    folds: Annotated[int | None, option("K", "Cross-validate in K folds, without the test split.", min=2)] = None,
     predictions: Annotated[Path | None, OUT_OF_FOLD] = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the table.")] = False,
     save_to: Annotated[Path | None, SAVE] = None,
@@ -233,12 +216,11 @@ def probe(
         raise typer.BadParameter("--group-by and --folds need DATA and --model, not --vectors")
     if predictions is not None and (folds is None or "linear" not in split_names(only)):
         raise typer.BadParameter("--predictions needs --folds and the linear probe")
-    shot_counts = None if shots is None else parse_numbers(shots, "--shots")
+    shot_counts = None if shots is None else parse_numbers(shots, "--shots", "1,5,10")
     probes: dict[str, Any] = {"only": split_names(only), "shots": shot_counts, "neighbors": neighbors}
-    with quick_imports():
-        from vitruvian.evaluation.probe import probe as run_probe
-        from vitruvian.evaluation.report import probe_summary, probe_table, write_probe
-        from vitruvian.inference import Encoder
+    import_torch()
+    from vitruvian.evaluation.report import probe_summary, probe_table, write_probe
+    from vitruvian.inference import Encoder
 
     if vectors is not None:
         from vitruvian.bulk.result import probe_vectors
@@ -248,7 +230,7 @@ def probe(
         assert model is not None
         encoder, follow = Encoder(model, **vars(options)), partial(track, label="features")
         probes |= {"group_by": group_by or "", "folds": folds or 0, "predictions": predictions}
-        report = run_probe(data, encoder, target=target or "auto", batch_size=batch_size, track=follow, **probes)
+        report = vt.probe(data, encoder, target=target or "auto", batch_size=batch_size, track=follow, **probes)
     if as_json:
         print(json.dumps(report.to_json()))
     else:
@@ -268,10 +250,9 @@ def probe(
         print_status(f"wrote {write_probe(report, out)}")
     if save_to is not None:
         from vitruvian.training.initial_model import probe_model
-        from vitruvian.weights.save import save
 
         few = max(shot_counts) if shot_counts and "linear" not in probes["only"] else 0
-        save(probe_model(data, encoder, shots=few, group_by=group_by or "", batch_size=batch_size), save_to)
+        vt.save(probe_model(data, encoder, shots=few, group_by=group_by or "", batch_size=batch_size), save_to)
         print_status(f"wrote the probe to {save_to} (vit predict IMAGES --model {save_to})")
 
 
@@ -286,11 +267,10 @@ def advise(
 
     Each option has an expected accuracy with its interval, and its time, size and speed on this machine.
     """
-    with quick_imports():
-        from vitruvian.study.advise import HEADINGS
-        from vitruvian.study.advise import advise as run_advice
+    import_torch()
+    from vitruvian.study.advise import HEADINGS
 
-    advice = run_advice(data, models or (), minutes=minutes, html=html)
+    advice = vt.advise(data, models or (), minutes=minutes, html=html)
     if as_json:
         print(json.dumps(advice.to_json()))
     else:

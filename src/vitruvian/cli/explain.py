@@ -1,7 +1,6 @@
 """`vit explain`: what a model looks at, and what it has learned."""
 
 import json
-import re
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -9,21 +8,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitruvian.cli.options import DefaultModel, ModelOptions, expand_options, flag, option, quick_imports
+import vitruvian as vt
+from vitruvian.cli.options import (
+    DefaultModel,
+    ModelOptions,
+    expand_options,
+    finish,
+    flag,
+    import_torch,
+    match_value,
+    option,
+)
 from vitruvian.progress import print_status, track
 from vitruvian.text import printable
 
 if TYPE_CHECKING:
-    from vitruvian.explain import Explained, Explainer
+    from vitruvian.explain import Explained
     from vitruvian.model.build import Model
 
 MapKind = StrEnum("MapKind", "gradient rollout attention")  # typer has no lists of Literal
 
 
 def parse_patch(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,4}),(\d{1,4})", text.replace(" ", ""))
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is not ROW,COLUMN such as 7,3")
+    match = match_value(r"(\d{1,4})\s*,\s*(\d{1,4})", text, "not ROW,COLUMN such as 7,3")
     return int(match[1]), int(match[2])
 
 
@@ -71,30 +78,27 @@ def explain(
     if reconstruct is not None:
         reconstruct_paths(model, paths or [], out, share=reconstruct, as_json=as_json)
         return
-    with quick_imports():
-        from vitruvian.data.folder import find_images
-        from vitruvian.engines.torch_variant import torch_engine
-        from vitruvian.explain import MapSettings
-        from vitruvian.explain.explainer import METHODS, Explainer
-        from vitruvian.machine import announce_device, choose_device
-        from vitruvian.weights.hub import default_source
-        from vitruvian.weights.load import load, with_merging
+    import_torch()
+    from vitruvian.data.folder import find_images
+    from vitruvian.engines.torch_variant import torch_engine
+    from vitruvian.explain.explainer import METHODS
+    from vitruvian.machine import announce_device, choose_device
+    from vitruvian.weights.hub import default_source
 
     images = find_images(paths or [])
     methods = tuple(method for method in METHODS if not maps or method in maps)
-    settings = MapSettings(
-        methods=methods, layer=layer, head=head, patch=patch, target=target, top=top, deletion=deletion
-    )
+    of_attention: Any = {"layer": layer, "head": head, "patch": patch}
+    settings = vt.MapSettings(methods=methods, target=target, top=top, deletion=deletion, **of_attention)
     model = default_source() if model is None else model
-    loaded = load(model, num_heads=options.num_heads, image_size=options.image_size, adapter=options.adapter)
-    loaded = loaded if options.tome_r is None else with_merging(loaded, options.tome_r)
+    loaded = vt.load(model, num_heads=options.num_heads, image_size=options.image_size, adapter=options.adapter)
+    loaded = loaded if options.tome_r is None else vt.with_merging(loaded, options.tome_r)
     device = choose_device(options.device, options.engine)
     announce_device(device)
     if figures:
         plot_figures(loaded, images, out, count=count, device=device, as_json=as_json)
     else:
         engine = torch_engine(options.engine, options.precision, options.compile, device)
-        explainer = Explainer(loaded, settings, device=device, engine=engine)
+        explainer = vt.Explainer(loaded, settings, device=device, engine=engine)
         explain_paths(explainer, images, out, as_json=as_json)
 
 
@@ -102,10 +106,10 @@ def reconstruct_paths(model: str | None, paths: list[str], out: Path, *, share: 
     """Draw each image masked, reconstructed and original, and print the files."""
     if model is None:
         raise typer.BadParameter("give the weights: --model facebook/vit-mae-base", param_hint="--reconstruct")
-    with quick_imports():
-        from vitruvian.data.folder import find_images
-        from vitruvian.explain.reconstruct import reconstruct_images
-        from vitruvian.weights.load import load_autoencoder
+    import_torch()
+    from vitruvian.data.folder import find_images
+    from vitruvian.explain.reconstruct import reconstruct_images
+    from vitruvian.weights.load import load_autoencoder
 
     failed = 0
     for name, result in reconstruct_images(load_autoencoder(model), find_images(paths), out, share=share):
@@ -116,8 +120,7 @@ def reconstruct_paths(model: str | None, paths: list[str], out: Path, *, share: 
             print_status(f"error: {result}")
         else:
             print(f"{name}: {result}", flush=True)
-    if failed:
-        raise typer.Exit(1)
+    finish(failed)
 
 
 def plot_figures(model: "Model", images: list[str], out: Path, *, count: int, device: str, as_json: bool) -> None:
@@ -136,11 +139,10 @@ def plot_figures(model: "Model", images: list[str], out: Path, *, count: int, de
         print(f"page: {out / FIGURES_PAGE}")
     for error in unread:
         print_status(f"error: {error}")
-    if unread:
-        raise typer.Exit(1)
+    finish(len(unread))
 
 
-def explain_paths(explainer: "Explainer", images: list[str], out: Path, *, as_json: bool) -> None:
+def explain_paths(explainer: vt.Explainer, images: list[str], out: Path, *, as_json: bool) -> None:
     """Explain the images, and print the prediction and the files of each."""
     from vitruvian.explain.explainer import PAGE, explain_images
 
@@ -163,10 +165,7 @@ def explain_paths(explainer: "Explainer", images: list[str], out: Path, *, as_js
             print(f"  {printable(map.title)}: {printable(str(explained.files[map.name]))}{score}", flush=True)
     if not as_json and failed < len(images):
         print(f"page: {out / PAGE}")
-    if failed:
-        if len(images) > 1:
-            print_status(f"{failed} of {len(images)} images could not be read")
-        raise typer.Exit(1)
+    finish(failed, len(images))
 
 
 def explanation_json(explained: "Explained") -> dict[str, object]:

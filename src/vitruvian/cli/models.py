@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+import vitruvian as vt
 from vitruvian.cli import options as opt
-from vitruvian.cli.options import flag, note_replaced, option, quick_imports
+from vitruvian.cli.options import flag, import_torch, note_replaced, option
 from vitruvian.errors import UnknownNameError
 from vitruvian.progress import print_status
 from vitruvian.text import table
@@ -60,8 +61,8 @@ def models(
         if license.lower() not in map(str.lower, known_licenses):
             raise UnknownNameError("license", license, known_licenses, see=f"(known: {', '.join(known_licenses)})")
         is_wanted = {name: (row.license or "unknown").lower() == license.lower() for name, row in PUBLISHED.items()}
-        kept = {name: [row for row in weights if is_wanted[row.name]] for name, weights in matches.items()}
-        matches = {name: weights for name, weights in kept.items() if weights}
+        licensed = {name: [row for row in weights if is_wanted[row.name]] for name, weights in matches.items()}
+        matches = {name: weights for name, weights in licensed.items() if weights}
         if not matches:
             raise typer.BadParameter(f"no weights of {pattern!r} have the license {license!r}")
     rows, published = [], []
@@ -174,23 +175,21 @@ def convert(
     difference is printed and saved beside the weights. With --labels, the texts become the head of a CLIP or SigLIP:
     an ordinary classifier that no longer needs its text tower.
     """
-    with quick_imports():
-        from vitruvian.weights.convert import convert as convert_weights
-        from vitruvian.weights.zero_shot import parse_labels
+    import_torch()
+    from vitruvian.weights.zero_shot import parse_labels
 
     note_replaced(destination)
     if card:
         from vitruvian.files import write_text
         from vitruvian.training.share import card_of
-        from vitruvian.weights.load import load
 
-        write_text(Path(destination).expanduser(), card_of(load(source), source))
+        write_text(Path(destination).expanduser(), card_of(vt.load(source), source))
         print(f"wrote {destination}")
         return
     words: Any = {"labels": None if labels is None else parse_labels(labels), "template": template}
     read: Any = {"config": config, "num_heads": num_heads, "image_size": image_size, "patch_size": patch_size}
     write: Any = {"num_classes": num_classes, "half": half, "progress": lambda step: print_status(f"{step} ...")}
-    certificate = convert_weights(source, destination, to=to, **words, **read, **write)
+    certificate = vt.convert(source, destination, to=to, **words, **read, **write)
     print(json.dumps(certificate.to_json()) if as_json else f"{certificate}\nwrote {certificate.destination}")
 
 
@@ -206,10 +205,8 @@ def push(
     transformers, timm and `vit` open the repository, as far as they can express the model. The card states the data,
     the accuracy with its interval, the settings and the command of the run, and nothing that was not measured.
     """
-    with quick_imports():
-        from vitruvian.training.share import push as push_model
-
-    print(f"pushed {push_model(source, name, private=private, license=license, report=report)}")
+    import_torch()
+    print(f"pushed {vt.push(source, name, private=private, license=license, report=report)}")
 
 
 def export(
@@ -228,11 +225,9 @@ def export(
     The graph is run at several shapes and compared with the model before anything is written. It contains
     preprocessing and labels, so that `vit predict --model model.onnx` works.
     """
-    with quick_imports():
-        from vitruvian.engines.export import export as export_model
-
+    import_torch()
     note_replaced(destination)
     print_status("tracing the model and comparing the graph with it ...")
     shape: Any = {"batch_size": batch_size, "image_size": image_size, "dynamic_size": dynamic_size}
-    certificate = export_model(source, destination, to=to, features=features, num_heads=num_heads, **shape)
+    certificate = vt.export(source, destination, to=to, features=features, num_heads=num_heads, **shape)
     print(json.dumps(certificate.to_json()) if as_json else f"{certificate}\nwrote {certificate.path}")

@@ -11,8 +11,8 @@ import re
 import signal
 import threading
 import typing
-from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -30,11 +30,10 @@ RUNNING = "How the model runs"
 BULK = "Millions of images"
 
 
-@contextmanager
-def quick_imports() -> Iterator[None]:
-    """Import inside this block without garbage collection, then exempt the imported objects from it.
+def import_torch() -> None:
+    """Import torch without garbage collection, and exempt its objects from it.
 
-    torch creates a million objects that stay alive; traversing them again and again takes a quarter of the time of
+    They are a million objects that stay alive; traversing them again and again takes a quarter of the time of
     `vit predict` for one image. Ctrl-C exits here without an exception, which an import could swallow.
     """
     handler = signal.getsignal(signal.SIGINT)
@@ -43,7 +42,7 @@ def quick_imports() -> Iterator[None]:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     gc.disable()
     try:
-        yield
+        import torch  # noqa: F401
     finally:
         gc.freeze()
         gc.enable()
@@ -193,27 +192,33 @@ def expand_options(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def match_value(pattern: str, text: str, expected: str) -> re.Match[str]:
+    """The match of the value of an option; an error says what it is not."""
+    match = re.fullmatch(pattern, text.strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is {expected}")
+    return match
+
+
 def parse_size(text: str) -> tuple[int, int]:
     """`256x192`, or `384` for a square."""
-    match = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", text.strip().lower())
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is neither a side such as 384 nor ROWSxCOLUMNS such as 256x192")
-    rows, columns = match.groups()
+    expected = "neither a side such as 384 nor ROWSxCOLUMNS such as 256x192"
+    rows, columns = match_value(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", text.lower(), expected).groups()
     return int(rows), int(columns or rows)
 
 
 def parse_shard(text: str) -> tuple[int, int]:
     """`3/64`."""
-    match = re.fullmatch(r"(\d{1,7})/(\d{1,7})", text.strip())
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise typer.BadParameter(f"{text!r} is not a shard such as 3/64: one of 1/64 to 64/64")
-    return int(match[1]), int(match[2])
+    expected = "not a shard such as 3/64: one of 1/64 to 64/64"
+    index, count = map(int, match_value(r"(\d{1,7})/(\d{1,7})", text, expected).groups())
+    if not 1 <= index <= count:
+        raise typer.BadParameter(f"{text!r} is {expected}")
+    return index, count
 
 
 def parse_tome_r(text: str) -> int | tuple[int, ...]:
     """`8` for all layers, or one count per layer: `16,14,12`."""
-    if re.fullmatch(r"\d{1,5}(\s*,\s*\d{1,5})*", text.strip()) is None:
-        raise typer.BadParameter(f"{text!r} is neither a number of tokens such as 8 nor one per layer: 16,14,12")
+    match_value(r"\d{1,5}(\s*,\s*\d{1,5})*", text, "neither a number of tokens such as 8 nor one per layer: 16,14,12")
     counts = tuple(map(int, text.split(",")))
     return counts[0] if len(counts) == 1 else counts
 
@@ -230,11 +235,11 @@ def split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def parse_numbers(text: str, option: str) -> list[int]:
+def parse_numbers(text: str, option: str, example: str) -> list[int]:
     """`1000,4000,all`; `all` is 0. An error names the option."""
     words = re.split(r"\s*,\s*|\s+", text.strip())
     if not all(word == "all" or (word.isdecimal() and int(word) > 0) for word in words):
-        raise typer.BadParameter(f"{text!r} is not a list of positive integers, such as 1,5,10", param_hint=option)
+        raise typer.BadParameter(f"{text!r} is not a list of positive integers, such as {example}", param_hint=option)
     return list(dict.fromkeys(0 if word == "all" else int(word) for word in words))
 
 
@@ -244,6 +249,14 @@ def note_replaced(destination: str | Path) -> None:
     with suppress(OSError):
         if path.is_file() or (path.is_dir() and any(path.iterdir())):
             print_status(f"note: {path} exists; files of the same names are replaced when the new ones are complete")
+
+
+def finish(failed: int, total: int = 0) -> None:
+    """Exit with 1 if images failed; if there were several, print how many."""
+    if failed and total > 1:
+        print_status(f"{failed} of {total} images could not be read")
+    if failed:
+        raise typer.Exit(1)
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -274,31 +287,22 @@ def data_argument(what: str = "a built-in name") -> Any:
 # Data and models. An option with a `parser` has the type Any, because typer takes a tuple for several arguments.
 WEIGHTS = "a file, a directory or a published name"
 Split = Annotated[str | None, option("NAME", "Use only this split of the data.")]
-DataRoot = Annotated[
-    Path | None,
-    option("FOLDER", "Directory of all tasks [default: $VITRUVIAN_DATA or ~/vitruvian-data].", panel=ADVANCED),
-]
+TASK_FOLDER = "Directory of all tasks [default: $VITRUVIAN_DATA or ~/vitruvian-data]."
+DataRoot = Annotated[Path | None, option("FOLDER", TASK_FOLDER, panel=ADVANCED)]
 ModelName = Annotated[str, model_option()]
 OptionalModel = Annotated[str | None, model_option()]
 DefaultModel = Annotated[str | None, model_option(" [default: a published DeiT III-S]")]
 Source = Annotated[str, typer.Argument(metavar="SRC", help=f"Weights: {WEIGHTS}.")]
-StartingWeights = option(
-    "MODEL", f"Weights to start from: {WEIGHTS}.", "--from", "--model", "-m", autocompletion=complete_model
-)
-Labels = Annotated[
-    str | None, option("WORDS", 'Labels for a CLIP or SigLIP: "cat, a red car", or a file with one label per line.')
-]
-Template = Annotated[
-    str | None, option("TEXT", 'Prompt template: "a photo of a {}.", or the set imagenet or imagenet-7.')
-]
+STARTING = f"Weights to start from: {WEIGHTS}."
+StartingWeights = option("MODEL", STARTING, "--from", "--model", "-m", autocompletion=complete_model)
+Labels = Annotated[str | None, option("WORDS", 'Labels for a CLIP or SigLIP: "cat, a red car", or a file of lines.')]
+Template = Annotated[str | None, option("TEXT", 'Prompt template: "a photo of a {}.", imagenet or imagenet-7.')]
 
 # How a model is loaded and run
 NumHeads = Annotated[
-    int | None, option("N", "Number of attention heads, if the file does not store it.", panel=ADVANCED, min=1)
+    int | None, option("N", "Attention heads, if the file does not store them.", panel=ADVANCED, min=1)
 ]
-ImageSize = Annotated[
-    Any, option("SIZE", "Input size: 384 or ROWSxCOLUMNS [default: the weights'].", parser=parse_size)
-]
+ImageSize = Annotated[Any, option("SIZE", "Input size: 384 or 256x192 [default: the weights'].", parser=parse_size)]
 ENGINE_HELP = "torch, onnxruntime or openvino; auto starts with torch and uses the fastest installed for many images."
 Engine = Annotated[str, option("NAME", ENGINE_HELP, parser=parse_engine)]
 Precision = Annotated[
@@ -307,9 +311,7 @@ Precision = Annotated[
 ]
 Compile = Annotated[bool, flag("--compile", "Run the model through torch.compile, or without if that fails.")]
 Device = Annotated[str, option("NAME", "cuda, mps, xpu or cpu; auto takes an accelerator if there is one.")]
-TomeR = Annotated[
-    Any, option("R", "Token merging (ToMe): number of tokens to merge per layer, such as 8.", parser=parse_tome_r)
-]
+TomeR = Annotated[Any, option("R", "Token merging (ToMe): tokens to merge per layer, such as 8.", parser=parse_tome_r)]
 Readers = Annotated[int, option("N", "Processes that read images.", "--workers", panel=ADVANCED, min=0, max=1024)]
 Batch = Annotated[int, option("N", "Inference batch size.", "--batch-size", panel=ADVANCED, min=1, max=65_536)]
 
@@ -335,25 +337,11 @@ class ModelOptions(LoadOptions):
     tome_r: TomeR = None
 
 
-GroupBy = Annotated[
-    str | None,
-    option(
-        "COLUMN",
-        "Hold out whole groups: a column of the manifest or a regular expression on the path [default: the column "
-        "group, if any].",
-    ),
-]
-TargetName = Annotated[
-    str | None,
-    option(
-        "KIND",
-        "What to predict: single, multi (several labels), number or ordinal, with columns of a manifest if needed: "
-        "number:age,weight [default: what the data states].",
-    ),
-]
-Changes = Annotated[
-    list[str] | None, option("KEY=VALUE", "Change a setting (`vit train --settings`); repeatable.", "--set")
-]
+GROUPS = "Hold out whole groups: a manifest's column or a regular expression on the path [default: column group]."
+GroupBy = Annotated[str | None, option("COLUMN", GROUPS)]
+KINDS = "What to predict: single, multi, number or ordinal, also with columns: number:age [default: by the data]."
+TargetName = Annotated[str | None, option("KIND", KINDS)]
+Changes = Annotated[list[str] | None, option("KEY=VALUE", "Change a setting (see `vit train --settings`).", "--set")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,13 +350,13 @@ class BulkOptions:
 
     panel: ClassVar = BULK
     shard: Annotated[
-        Any, option("I/N", "Process shard I of N; under torchrun, each process takes its own.", parser=parse_shard)
+        Any, option("I/N", "Process shard I of N; torchrun sets it for each process.", parser=parse_shard)
     ] = None
     on: Annotated[Literal["ray"] | None, option("ray", "Run on a Ray cluster (extra `ray`).")] = None
     split: Split = None
     piece: Annotated[int, option("N", "Images per part of the result.", panel=ADVANCED, min=1, max=2**20)] = 4096
     max_unreadable: Annotated[
-        float, option("SHARE", "Maximum fraction of unreadable images per part.", panel=ADVANCED, min=0.0, max=1.0)
+        float, option("SHARE", "Unreadable images allowed per part.", panel=ADVANCED, min=0.0, max=1.0)
     ] = 0.25
     workers: Readers = 0
     batch_size: Batch = DEFAULT_BATCH_SIZE
@@ -385,10 +373,10 @@ class RecipeOptions:
     seed: Annotated[int | None, option("N", "Random seed (initialization, shuffling, augmentation, dropout).")] = None
     image_size: Annotated[int | None, option("PIXELS", "Input size; the position embedding is resized.", min=1)] = None
     freeze: Annotated[
-        str | None, option("PATTERNS", "Parameters not to train, such as 'embed.*,blocks.[0-5].*'.", panel=ADVANCED)
+        str | None, option("PATTERNS", "Do not train these, such as 'embed.*,blocks.[0-5].*'.", panel=ADVANCED)
     ] = None
     lora: Annotated[
-        int | None, option("RANK", "Train LoRA updates of this rank, such as 8, and the head; freeze the rest.", min=1)
+        int | None, option("RANK", "Train only the head and LoRA updates of this rank, such as 8.", min=1)
     ] = None
     val_fraction: Annotated[float | None, option("SHARE", "Fraction of each class to hold out for validation.")] = None
     group_by: GroupBy = None

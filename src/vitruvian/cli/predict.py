@@ -9,24 +9,21 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
+import vitruvian as vt
 from vitruvian.cli import options as opt
-from vitruvian.cli.options import expand_options, flag, option, quick_imports
+from vitruvian.cli.options import expand_options, finish, flag, import_torch, option
 from vitruvian.progress import print_status, track
 from vitruvian.text import plural, printable
 
-if TYPE_CHECKING:
-    from vitruvian.inference import ImageResult
-
-PATHS = typer.Argument(
-    metavar="FILES_OR_FOLDERS", help="Images, URLs, zip archives or folders; with --out, one dataset."
-)
+PATHS = typer.Argument(metavar="FILES_OR_FOLDERS", help="Images, URLs, zip archives, folders; with --out, a dataset.")
+TABLE = option("FILE", "Write a table: .csv, .jsonl or .parquet; or a folder or URL, for millions of images.")
 TEXT = option("WORDS", "Search for a text, in vectors of a CLIP or SigLIP; repeatable.")
 MERGE = option(
-    "FILE", "Also write all parts as one .csv, .jsonl or .parquet file.", "--merge", panel=opt.BULK, dir_okay=False
+    "FILE", "Also write all parts as one .csv, .jsonl or .parquet.", "--merge", panel=opt.BULK, dir_okay=False
 )
 MAX_LABELS = 1000  # columns of labels in a CSV file
 EXACT = typer.Option("--exact/--index", help="Compare all vectors, or use an index [default: by size].")
@@ -43,10 +40,7 @@ def predict(
     template: opt.Template = None,
     top: Annotated[int, option("N", "Number of predictions per image.", min=1)] = 5,
     as_json: Annotated[bool, flag("--json", "Print one JSON object per image (JSON Lines).")] = False,
-    out: Annotated[
-        str | None,
-        option("FILE", "Write a table: .csv, .jsonl or .parquet; or a folder or URL, for millions of images."),
-    ] = None,
+    out: Annotated[str | None, TABLE] = None,
     sort_into: Annotated[Path | None, option("DIR", "Copy each image into a folder of its class in DIR.")] = None,
     merged: Annotated[Path | None, MERGE] = None,
 ) -> None:
@@ -73,33 +67,29 @@ def predict(
     if sort_into is not None and any(path.lower().startswith(("http://", "https://")) for path in paths):
         raise typer.BadParameter("--sort-into copies files; download images behind URLs first")
     if bulk.on and (labels or options != opt.ModelOptions()):
-        raise typer.BadParameter(
-            "--on loads the model on each node: no --labels, --num-heads, --image-size, --device, --engine, --tome-r"
-        )
+        raise typer.BadParameter("--on loads the model on each node: no --labels and no options of the model")
     if out is not None and len(paths) != 1:
         raise typer.BadParameter("a folder as --out takes one dataset; for several paths, write a table: all.csv")
-    with quick_imports():
-        from vitruvian.data.archive import unpack_zip
-        from vitruvian.data.folder import find_images
-        from vitruvian.inference import Classifier
-        from vitruvian.weights.hub import default_source
-        from vitruvian.weights.zero_shot import parse_labels
+    import_torch()
+    from vitruvian.data.archive import unpack_zip
+    from vitruvian.data.folder import find_images
+    from vitruvian.weights.hub import default_source
+    from vitruvian.weights.zero_shot import parse_labels
 
     images = [] if out is not None else find_images(paths)  # before a model is downloaded for them
     archives = [] if out is not None else [path for path in paths if path.lower().endswith(".zip")]
     roots = {str(unpack_zip(Path(path))[0]): path for path in archives if Path(path).is_file()}
     model = default_source() if model is None else model
     words = None if labels is None else parse_labels(labels)
-    classifier = model if bulk.on else Classifier(model, labels=words, template=template, **vars(options))
+    classifier = model if bulk.on else vt.Classifier(model, labels=words, template=template, **vars(options))
     if out is not None:
         from vitruvian.bulk.job import predict as run_predict
 
         follow = partial(track, label="images", amount=int)
         run_predict(paths[0], classifier, out, top=top, **vars(bulk), track=follow)
-        if finish_job(out, merged, f"predictions to {out}", as_json=as_json):
-            raise typer.Exit(1)
+        finish(finish_job(out, merged, f"predictions to {out}", as_json=as_json))
         return
-    assert isinstance(classifier, Classifier)
+    assert isinstance(classifier, vt.Classifier)
     target = classifier.model.meta.target
     if sort_into is not None and target.kind != "single":
         raise typer.BadParameter("--sort-into needs a model of one class per image")
@@ -132,23 +122,20 @@ def predict(
         print(f"wrote predictions for {plural(len(images), 'image')} to {table}")
     if sort_into is not None:
         print(f"copied {plural(len(images) - failed, 'image')} into class folders in {sort_into}")
-    if failed:
-        if len(images) > 1:
-            print_status(f"{failed} of {len(images)} images could not be read")
-        raise typer.Exit(1)
+    finish(failed, len(images))
 
 
-def number_row(result: "ImageResult", names: Iterable[str]) -> dict[str, object]:
+def number_row(result: vt.ImageResult, names: Iterable[str]) -> dict[str, object]:
     """A row of a table with a column for each number and the ends of its interval."""
     row: dict[str, object] = {"path": result.path}
     for index, name in enumerate(names):
-        number = result.predictions[index] if result.predictions else None
-        low, high = (number.interval if number else None) or (None, None)
-        row |= {name: number and number.value, f"{name}_low": low, f"{name}_high": high}
+        prediction = result.predictions[index] if result.predictions else None
+        low, high = (prediction.interval if prediction else None) or (None, None)
+        row |= {name: prediction and prediction.value, f"{name}_low": low, f"{name}_high": high}
     return row | {"error": result.error or None}
 
 
-def print_result(result: "ImageResult", as_json: bool) -> None:
+def print_result(result: vt.ImageResult, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result.to_json()), flush=True)
     elif result.error:
@@ -157,14 +144,12 @@ def print_result(result: "ImageResult", as_json: bool) -> None:
         names = [printable(prediction.label) for prediction in result.predictions]
         width = max(map(len, names), default=0)
         texts = [f"{p.probability:7.2%}" if p.value is None else p.text for p in result.predictions]
-        rows = [f"  {label:<{width}}  {text}" for label, text in zip(names, texts)] or [
-            "  no label above its threshold"
-        ]
+        rows = [f"  {label:<{width}}  {text}" for label, text in zip(names, texts)]
+        rows = rows or ["  no label above its threshold"]
         rejected = ["  rejected (none of the classes); the nearest:"] if result.rejected else []
         if result.prediction_set is not None:
-            rows.append(
-                f"  set: {', '.join(map(printable, result.prediction_set)) or 'empty, no class is certain enough'}"
-            )
+            members = ", ".join(map(printable, result.prediction_set))
+            rows.append(f"  set: {members or 'empty, no class is certain enough'}")
         print("\n".join([printable(result.path), *rejected, *rows]), flush=True)
 
 
@@ -205,19 +190,15 @@ def embed(
         )
     check_merged(merged)
     if bulk.on and options != opt.LoadOptions():
-        raise typer.BadParameter(
-            "--on loads the model on each node, without --num-heads, --image-size, --device and --engine"
-        )
-    with quick_imports():
-        from vitruvian.bulk.job import embed as run_embed
-        from vitruvian.inference import Encoder
+        raise typer.BadParameter("--on loads the model on each node: no options of the model")
+    import_torch()
+    from vitruvian.inference import Encoder
 
     encoder = model if bulk.on else Encoder(model, **vars(options))
-    run_embed(data, encoder, out, dtype=dtype, **vars(bulk), track=partial(track, label="images", amount=int))
+    vt.embed(data, encoder, out, dtype=dtype, **vars(bulk), track=partial(track, label="images", amount=int))
     failed = finish_job(out, merged, f"vectors to {out}", as_json=as_json)
     print_status(f"`vit similar IMAGE --in {out}` searches them")
-    if failed:
-        raise typer.Exit(1)
+    finish(failed)
 
 
 def check_merged(merged: Path | None) -> None:
@@ -259,9 +240,7 @@ def similar(
     images: Annotated[list[str] | None, typer.Argument(metavar="[IMAGES]", help="Images to search for.")] = None,
     text: Annotated[list[str] | None, TEXT] = None,
     top: Annotated[int, option("N", "Number of neighbors per image.", min=1, max=10_000)] = 20,
-    model: Annotated[
-        str | None, option("MODEL", "The model that made the vectors, if it has moved.", "--model", "-m")
-    ] = None,
+    model: Annotated[str | None, option("MODEL", "Model of the vectors, if it has moved.", "--model", "-m")] = None,
     exact: Annotated[bool | None, EXACT] = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object per image (JSON Lines).")] = False,
     out: Annotated[Path | None, option("FILE", "Write a page with thumbnails (.html).", dir_okay=False)] = None,
@@ -274,8 +253,8 @@ def similar(
     images, texts = images or [], text or []
     if not images and not texts:
         raise typer.BadParameter("nothing to search for: give an image or --text")
-    with quick_imports():
-        from vitruvian.bulk.similar import VectorSearch, write_neighbors
+    import_torch()
+    from vitruvian.bulk.similar import VectorSearch, write_neighbors
 
     search = VectorSearch(where, exact=exact, track=partial(track, label="parts"))
     results = search.nearest(search.queries(images, texts, model, engine="auto", device=device), top)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitruvian.cli.options import Batch, Compile, Device, Engine, ImageSize, Precision, option, quick_imports
+import vitruvian as vt
+from vitruvian.cli.options import Batch, Compile, Device, Engine, ImageSize, Precision, import_torch, option
 from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.errors import ConfigError, require
 
@@ -24,9 +25,8 @@ def parse_host(text: str) -> str:
         ipaddress.ip_address(text)
     except ValueError:
         if re.fullmatch(r"\w[\w.-]{0,252}", text, re.ASCII) is None:
-            raise typer.BadParameter(
-                f"{text!r} is not a host name such as photos.example.org, without http:// and without a port"
-            ) from None
+            expected = "a host name such as photos.example.org, without http:// and without a port"
+            raise typer.BadParameter(f"{text!r} is not {expected}") from None
     return text
 
 
@@ -63,15 +63,15 @@ def serve(
     """
     for module in ("uvicorn", "fastapi", "httptools", "python_multipart", "prometheus_client"):
         require(module, "serve")
-    with quick_imports():
-        from vitruvian.engines.graph import Graph
-        from vitruvian.engines.torch_variant import torch_engine
-        from vitruvian.inference import Encoder
-        from vitruvian.machine import choose_device
-        from vitruvian.serve.app import serve as run
-        from vitruvian.serve.batching import ServiceLimits
-        from vitruvian.weights.hub import BUNDLED, default_source
-        from vitruvian.weights.load import check_finite, with_adapter
+    import_torch()
+    from vitruvian.engines.graph import Graph
+    from vitruvian.engines.torch_variant import torch_engine
+    from vitruvian.inference import Encoder
+    from vitruvian.machine import choose_device
+    from vitruvian.serve.app import serve as run
+    from vitruvian.serve.batching import ServiceLimits
+    from vitruvian.weights.hub import BUNDLED, default_source
+    from vitruvian.weights.load import check_finite
 
     engine = torch_engine(engine, precision, compile, choose_device(device, engine))
     limits = ServiceLimits(batch_size=batch_size, queue=queue, max_bytes=int(max_mb * 1e6), max_seconds=max_seconds)
@@ -92,7 +92,7 @@ def serve(
         if name in loaded:
             raise ConfigError(f"two models are called {name!r}; name them with NAME=DIR", where="--adapter")
         merge = not encoder.engine.startswith("torch")  # other engines export a graph of each model
-        adapted = with_adapter(base, folder, image_size=image_size, merge=merge).to(encoder.device)
+        adapted = vt.with_adapter(base, folder, image_size=image_size, merge=merge).to(encoder.device)
         check_finite(adapted, folder)
         loaded[name] = adapted
     run(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 from typer.core import TyperGroup
 
+import vitruvian as vt
 from vitruvian.cli import options as opt
 from vitruvian.cli.options import data_argument, expand_options, flag, option, parse_numbers, split_names
 from vitruvian.progress import print_notes, print_status, prints_results
@@ -23,7 +24,6 @@ from vitruvian.text import format_duration, table
 
 if TYPE_CHECKING:
     from vitruvian.study.transfer import Setup, TransferCell
-    from vitruvian.training import Run
     from vitruvian.training.finetune import CrossValidation, Sweep
 
 TaskData = Annotated[str, data_argument("a task (`vit datasets`)")]
@@ -31,10 +31,7 @@ Seeds = Annotated[int, option("N", "Number of seeds to average over.", min=1)]
 Quick = Annotated[bool, flag("--quick", "Use one learning rate and one seed.")]
 Models = Annotated[str, option("W,W,...", "Weights to start from: files, directories or published names.")]
 Minutes = Annotated[float | None, option("N", "Choose the number of steps so that everything ends in N minutes.")]
-Folds = Annotated[
-    int | None,
-    option("K", "Cross-validate in K folds of all images but the test split; repeat the command to resume.", min=2),
-]
+Folds = Annotated[int | None, option("K", "Cross-validate in K folds, without the test split.", min=2)]
 ARCH = option("NAME", "Architecture to train from scratch, with random weights (`vit models`).", "--arch")
 AUTO_RESUME = flag("--auto-resume", "Resume the run in --out if there is one, else start it.", opt.ADVANCED)
 CLUSTER = option("'N x NAME'", "With --plan: estimate for other machines, such as '64 x A100'.", panel=opt.ADVANCED)
@@ -46,16 +43,16 @@ def complete_task(incomplete: str) -> list[str]:
     return [name for name in all_tasks() if name.startswith(incomplete)]
 
 
+TASK = option("TASK", "Use the recipe, preprocessing and metric of this task.", autocompletion=complete_task)
+
+
 def set_data_root(root: Path | None) -> None:
     """Make --data-root the directory of all tasks, for this process and those it starts."""
     if root is not None:
         os.environ[DATA_VARIABLE] = str(root.expanduser().resolve())
 
 
-Trackers = Annotated[
-    list[str] | None,
-    option("NAME", "Also log to wandb or mlflow; repeatable. TensorBoard events are always written.", "--track"),
-]
+Trackers = Annotated[list[str] | None, option("NAME", "Also log to wandb or mlflow; repeatable.", "--track")]
 
 
 @expand_options
@@ -72,13 +69,13 @@ def train(
     minutes: Minutes = None,
     track: Trackers = None,
     more_classes: Annotated[
-        bool, flag("--add-classes", "Add the classes of DATA to the model of the run --from, without training.")
+        bool, flag("--add-classes", "Add the classes of DATA to the run --from, without training.")
     ] = False,
     plan: Annotated[bool, flag("--plan", "Print what would run, with estimates of time and memory.")] = False,
     cluster: Annotated[str | None, CLUSTER] = None,
     recipes: Annotated[bool, flag("--recipes", "List the recipes and exit.")] = False,
     list_settings: Annotated[
-        bool, flag("--settings", "List the settings for --set and exit: `--settings lr` those with lr in their name.")
+        bool, flag("--settings", "List the settings for --set: `--settings lr` those named lr.")
     ] = False,
 ) -> None:
     """Train one model, from scratch or from weights.
@@ -87,10 +84,10 @@ def train(
     exactly with `vit train --resume RUN`. Under torchrun, all processes share the work.
     """
     if recipes:
-        from vitruvian.training import read_recipe, recipe_names
+        from vitruvian.training import recipe_names
 
         for name in recipe_names():
-            described = read_recipe(name)
+            described = vt.read_recipe(name)
             print(name)
             for text in (described.about, f"time: {described.time}", f"result: {described.result}"):
                 print(textwrap.fill(text, 80, initial_indent="    ", subsequent_indent="    "))
@@ -104,22 +101,20 @@ def train(
                 print(textwrap.fill(meaning, 80, initial_indent="    ", subsequent_indent="    "))
         return
     changes = options.changes()
-    start: Any = {"recipe": recipe, "model": model, "weights": weights, "settings": changes}
+    start: Any = {"model": model, "weights": weights, "settings": changes}
     if cluster is not None:
         if not plan or recipe is None:
             raise typer.BadParameter("--cluster is for --plan and --recipe NAME")
         from vitruvian.training.planning import cluster_lines, cluster_plan
 
-        planned = cluster_plan(recipe, cluster, data=data, model=model, weights=weights, settings=changes)
+        planned = cluster_plan(recipe, cluster, data=data, **start)
         print("\n".join(cluster_lines(planned)))
         return
+    start["recipe"] = recipe
     if (data is None) == (resume is None):
         raise typer.BadParameter("give DATA to train on, or --resume RUN")
     if resume is not None and (recipe or model or weights or out or plan or minutes):
-        raise typer.BadParameter(
-            "--resume takes everything but --workers and some --set from the run, "
-            "and --epochs to train a finished run longer"
-        )
+        raise typer.BadParameter("--resume takes from the command only --workers, --epochs and some --set")
     if auto_resume and (out is None or plan):
         raise typer.BadParameter("--auto-resume needs --out RUN, and has no effect with --plan")
     if folds is not None and (resume is not None or auto_resume or plan or minutes is not None):
@@ -129,17 +124,13 @@ def train(
     if more_classes:
         if weights is None or recipe or model or resume or auto_resume or plan or minutes or changes:
             raise typer.BadParameter("--add-classes needs DATA and --from RUN, and takes only --out besides")
-        from vitruvian.training.train import add_classes
-
-        result = add_classes(weights, data, out)
+        result = vt.add_classes(weights, data, out)
         names = textwrap.shorten(", ".join(result.added), 80)
         print(f"added {names}")
         print(f"old classes: {result.before:.2f}% before, {result.after:.2f}% after, on {result.counts[0]:,} images")
         print(f"new data: {result.new:.2f}% on {result.counts[1]:,} images")
         print(f"model: {result.folder} (vit predict IMAGES --model {result.folder})")
         return
-    from vitruvian import training
-
     if plan:
         from vitruvian.training.planning import choose_recipe, fit_minutes, plan_lines
         from vitruvian.training.planning import plan as make_plan
@@ -168,15 +159,15 @@ def train(
         print_folds(cross_validate(opened, choose_recipe(opened, **start), folds, out, listeners=listeners))
         return
     if resume is not None:
-        run = training.resume(resume, settings=changes, listeners=listeners)
+        run = vt.resume(resume, settings=changes, listeners=listeners)
     else:
         start |= {"listeners": listeners}
-        run = training.train(data, **start, out=out, auto_resume=auto_resume, minutes=minutes)
+        run = vt.train(data, **start, out=out, auto_resume=auto_resume, minutes=minutes)
     if prints_results():
         print_run(run)
 
 
-def print_run(run: Run) -> None:
+def print_run(run: vt.Run) -> None:
     """Print the accuracy, and where the model is."""
     from vitruvian.training.run_folder import describe_result
 
@@ -191,16 +182,17 @@ def print_run(run: Run) -> None:
     print(f"model: {run.folder}, weights of step {last['step']} of {run.facts['steps']}, the {which} ({use})")
 
 
-def print_folds(found: CrossValidation, *, as_json: bool = False) -> None:
+def print_folds(validation: CrossValidation, *, as_json: bool = False) -> None:
     """Print the accuracy of cross-validation, and where its predictions are."""
     if not prints_results():
         return
     if as_json:
-        print(json.dumps(found.to_json()))
+        print(json.dumps(validation.to_json()))
         return
-    rows = [(run.folder.name, f"{top1:.2f}", str(run.folder)) for run, top1 in zip(found.runs, found.result.runs)]
-    print(table(("run", ">top-1 %", "folder"), rows))
-    print(f"\n{found.result}\npredictions: {found.predictions} (vit doctor DATA --predictions {found.predictions})")
+    scores = zip(validation.runs, validation.result.runs)
+    print(table(("run", ">top-1 %", "folder"), [(r.folder.name, f"{top1:.2f}", str(r.folder)) for r, top1 in scores]))
+    file = validation.predictions
+    print(f"\n{validation.result}\npredictions: {file} (vit doctor DATA --predictions {file})")
 
 
 def parse_lrs(text: str) -> list[float]:
@@ -210,9 +202,8 @@ def parse_lrs(text: str) -> list[float]:
     except ValueError:
         rates = []
     if not rates or not all(0 < rate < float("inf") for rate in rates):
-        raise typer.BadParameter(
-            f"{text!r} is not a list of positive numbers, such as 0.001,0.003,0.01", param_hint="--lrs"
-        )
+        expected = "a list of positive numbers, such as 0.001,0.003,0.01"
+        raise typer.BadParameter(f"{text!r} is not {expected}", param_hint="--lrs")
     return rates
 
 
@@ -223,10 +214,7 @@ def finetune(
     options: opt.RecipeOptions,
     out: Annotated[Path | None, option("DIR", "Folder of all trials [default: in runs/].")] = None,
     recipe: Annotated[str | None, RECIPE] = None,
-    task: Annotated[
-        str | None,
-        option("TASK", "Use the recipe, preprocessing and metric of this task.", autocompletion=complete_task),
-    ] = None,
+    task: Annotated[str | None, TASK] = None,
     quick: Quick = False,
     lrs: Annotated[str | None, option("LR,LR,...", "Learning rates to sweep, instead of the recipe's.")] = None,
     seeds: Seeds = SEEDS,
@@ -244,8 +232,6 @@ def finetune(
     the best rate on all images, measured on the test split. For a single run, use `vit train DATA --from WEIGHTS`.
     The same command resumes after an interruption.
     """
-    from vitruvian.training.finetune import finetune as run_protocol
-    from vitruvian.training.finetune import protocol_for
     from vitruvian.training.recipe import changed_keys
     from vitruvian.training.share import open_trackers
 
@@ -256,7 +242,7 @@ def finetune(
     changes = options.changes(steps=steps)
     if minutes is not None and {"epochs", "steps"} & changed_keys(changes):
         raise typer.BadParameter("--minutes chooses the steps; leave out --epochs and --steps")
-    protocol = protocol_for(
+    protocol = vt.protocol_for(
         data,
         weights,
         recipe=recipe,
@@ -272,7 +258,7 @@ def finetune(
 
         print_folds(cross_validate(data, protocol, folds, out, listeners=listeners), as_json=as_json)
         return
-    sweep = run_protocol(protocol, out, listeners=listeners)
+    sweep = vt.finetune(protocol, out, listeners=listeners)
     if prints_results():
         print(json.dumps(sweep.to_json())) if as_json else print_sweep(sweep)
         if sweep.unreadable:
@@ -350,9 +336,7 @@ class TransferOptions(StudyOptions):
 class AblationOptions(StudyOptions):
     """Options of studies that train models."""
 
-    recipe: Annotated[
-        str | None, option("NAME", "A recipe or a TOML file instead of the study's small one, such as the paper's.")
-    ] = None
+    recipe: Annotated[str | None, option("NAME", "A recipe or a TOML file, instead of the study's small one.")] = None
     rows: Annotated[str, option("R,R,...", "Rows of the study, or recipes as rows [default: all rows].")] = ""
     columns: Annotated[str, option("C,C,...", "Columns of the study, or other numbers [default: all columns].")] = ""
     seeds: Seeds = SEEDS
@@ -451,8 +435,8 @@ def speed(
     cells = speed_study(
         out,
         models=split_names(models) or MODELS,
-        sizes=parse_numbers(sizes, "--sizes"),
-        batches=parse_numbers(batches, "--batches"),
+        sizes=parse_numbers(sizes, "--sizes", "64,128"),
+        batches=parse_numbers(batches, "--batches", "1,16"),
         memory=memory,
         rounds=rounds,
         device=device,

@@ -118,8 +118,8 @@ def list_images(folder: str | Path, skipped: SkippedFiles, listed: set[tuple[int
             else:
                 yield from list_images(item.path, skipped, listed)
         elif (extension := os.path.splitext(item.name)[1].lower()) not in EXTENSIONS:
-            other = "non-image file", f"({extension or 'no extension'})"
-            skipped.add(*(HEIC if extension in HEIF_EXTENSIONS else other), item.path)
+            unknown = "non-image file", f"({extension or 'no extension'})"
+            skipped.add(*(HEIC if extension in HEIF_EXTENSIONS else unknown), item.path)
         elif not os.path.isfile(item.path):
             skipped.add("non-regular file", "(broken link, pipe or device)", item.path)
         else:

@@ -302,14 +302,14 @@ def measure_corruptions(
     if isinstance(preprocess, Preprocess) and preprocess.fit == "crop":  # the images are already cropped
         classifier = classifier.with_preprocess(preprocess.with_changes({"fit": "squash"}))
     accuracies: dict[str, tuple[float, ...]] = {}
-    each: list[NDArray[np.bool_]] = []
+    correct: list[NDArray[np.bool_]] = []
     for kind in kinds:
         for strength in range(1, STRENGTHS + 1):
             corrupted = Corrupted(source, kind, strength, seed)
             outputs = compute_logits(classifier, corrupted, space, batch_size=batch_size, track=track)
-            each.append(outputs.logits.argmax(axis=1) == outputs.labels)
-        accuracies[kind] = tuple(100.0 * float(right.mean()) for right in each[-STRENGTHS:])
-    mean = np.mean(each, axis=0)  # (n,) share of the corruptions under which an image is classified correctly
+            correct.append(outputs.logits.argmax(axis=1) == outputs.labels)
+        accuracies[kind] = tuple(100.0 * float(right.mean()) for right in correct[-STRENGTHS:])
+    mean = np.mean(correct, axis=0)  # (n,) share of the corruptions under which an image is classified correctly
     return CorruptionResult(
         kinds=accuracies,
         count=len(mean),

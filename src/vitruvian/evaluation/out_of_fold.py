@@ -83,13 +83,13 @@ class OutOfFold:
         classes, images = self.images.classes, self.images
         with open_table(path, {}) as write:
             for index in np.flatnonzero(self.prediction >= 0).tolist():
-                number, inner = 0, index
+                part, inner = 0, index
                 if isinstance(images, Concat):  # of train and val
                     source, inner = images.part(index)
-                    number = images.parts.index(source)
+                    part = images.parts.index(source)
                 row = {
                     "path": images.key(index),
-                    "split": ("train", "val")[number],
+                    "split": ("train", "val")[part],
                     "index": inner,
                     "label": classes[self.labels[index]],
                     "prediction": classes[self.prediction[index]],

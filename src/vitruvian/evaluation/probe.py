@@ -138,8 +138,8 @@ class ProbeTask:
         if self.targets is not None:
             facts: dict[str, Any] = {"names": self.targets.names, "loss": 0.0, "target": Target(kind=self.kind)}
             facts |= {"indices": np.arange(len(truth)), "targets": truth}
-            found = [MEASURES[self.kind](scores=scores, **facts).scalars() for scores in runs]
-            metrics = {name: float(np.mean([run[name] for run in found])) for name in KINDS[self.kind].metrics}
+            measured = [MEASURES[self.kind](scores=scores, **facts).scalars() for scores in runs]
+            metrics = {name: float(np.mean([run[name] for run in measured])) for name in KINDS[self.kind].metrics}
         else:
             if len(runs) == 1:
                 self.predictions[probe] = runs[0]

@@ -81,21 +81,21 @@ class TargetMeasures(ABC):
         half = np.arange(self.count) % 2 == 0
         result = np.empty((self.count, len(self.names)))
         for part in (half, ~half):
-            other = ~part if self.count > 1 else part
-            result[part] = fit(self.scores[other], self.targets[other])
+            rest = ~part if self.count > 1 else part
+            result[part] = fit(self.scores[rest], self.targets[rest])
         return result
 
     def intervals(self, seed: int = 0) -> dict[str, Interval]:
         """Bootstrap intervals of the metrics."""
         resamples = int(np.clip(BOOTSTRAP_CELLS / self.targets.size, 50, RESAMPLES))
-        kept: list[dict[str, float]] = []
+        resampled: list[dict[str, float]] = []
 
         def statistic(drawn: Floats) -> float:
-            kept.append(self.values(drawn))
+            resampled.append(self.values(drawn))
             return 0.0
 
         bootstrap(statistic, self.count, seed=seed, resamples=resamples)
-        columns = {name: [values[name] for values in kept] for name in self.metrics}
+        columns = {name: [values[name] for values in resampled] for name in self.metrics}
         ends = {name: np.nanpercentile(column, [2.5, 97.5]) for name, column in columns.items()}
         return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
 
@@ -248,8 +248,8 @@ class NumberMeasures(TargetMeasures):
     @property
     def covered(self) -> float:
         """Percent of the known values inside their intervals."""
-        own = np.array(self.target.margins or (np.nan,)) if self.fitted else self.crossed(fit_margins)
-        inside = np.abs(self.scores - self.targets) <= own
+        margins = np.array(self.target.margins or (np.nan,)) if self.fitted else self.crossed(fit_margins)
+        inside = np.abs(self.scores - self.targets) <= margins
         return 100 * float(inside[self.known].mean())
 
     def per_output(self) -> dict[str, Floats]:

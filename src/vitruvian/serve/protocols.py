@@ -119,14 +119,14 @@ async def embeddings(
             images[name] = decode_base64(value, name)
     if any(len(text) > MAX_TEXT for text in texts.values()):
         raise Refused(422, f"a text has more than {MAX_TEXT:,} characters")
-    found = dict(zip(images, await vectors(service, served, served.embed, images)))
+    embeddings = dict(zip(images, await vectors(service, served, served.embed, images)))
     if texts:
         with served.batcher.reserve(1) as reservation:
             encode = partial(text_encoder(served.encoder.torch_model).embed, list(texts.values()))
-            found |= zip(texts, await service.call(reservation, served, encode))
+            embeddings |= zip(texts, await service.call(reservation, served, encode))
     results: list[Json] = []
     for index in range(len(values)):
-        vector = found[f"input.{index}"].float().cpu()
+        vector = embeddings[f"input.{index}"].float().cpu()
         if options.dimensions is not None and options.dimensions > len(vector):
             raise Refused(422, f"dimensions: the vectors have {len(vector)} numbers")
         vector = torch.nn.functional.normalize(vector[: options.dimensions], dim=0)

@@ -169,9 +169,9 @@ def advise(
     used = sum(map(len, parts))
     notes += [f"looked at {used:,} of {total:,} images, to end in {minutes:g} minutes"] if used < total else []
     dataset = Dataset(name=opened.name, splits=dict(zip(("train", "test", "val"), parts)), notes=opened.notes)
-    found = [probe_weights(dataset, *pair, share=used / total) for pair in zip(encoders, speeds)]
-    options = [option for candidate in found for option in cheap_options(candidate, parts[1], total)]
-    best = max(found, key=lambda candidate: candidate.top1)
+    candidates = [probe_weights(dataset, *pair, share=used / total) for pair in zip(encoders, speeds)]
+    options = [option for candidate in candidates for option in cheap_options(candidate, parts[1], total)]
+    best = max(candidates, key=lambda candidate: candidate.top1)
     vectors = [feature_rows(best.encoder, part, open_store(best.encoder))[0] for part in parts]
     diagnosis = diagnose(dataset, vectors=np.concatenate(vectors), track=partial(track, label="examining"))
     try:

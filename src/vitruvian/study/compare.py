@@ -112,15 +112,15 @@ def compare(
         if split is not None:
             raise ConfigError(f"{argument('split')} needs {argument('data')}")
         data, images_are = held_out_images(runs)
-    found = [evaluate_classes(data, model, split=split, batch_size=batch_size, track=track) for model in models]
-    first = found[0]
-    short = [short_name(evaluation.model) for evaluation in found]
+    evaluations = [evaluate_classes(data, model, split=split, batch_size=batch_size, track=track) for model in models]
+    first = evaluations[0]
+    short = [short_name(evaluation.model) for evaluation in evaluations]
     names = tuple(f"{name} ({i})" if short.count(name) > 1 else name for i, name in enumerate(short, 1))
-    if any(evaluation.space.labels.tolist() != first.space.labels.tolist() for evaluation in found):
+    if any(evaluation.space.labels.tolist() != first.space.labels.tolist() for evaluation in evaluations):
         raise DataError("the models know different classes of the data", where=first.data)
-    indices: NDArray[np.int64] = reduce(np.intersect1d, [evaluation.outputs.indices for evaluation in found])
-    rows = [np.isin(evaluation.outputs.indices, indices) for evaluation in found]
-    predictions = np.stack([e.outputs.logits.argmax(axis=1)[chosen] for e, chosen in zip(found, rows)])  # (M, n)
+    indices: NDArray[np.int64] = reduce(np.intersect1d, [evaluation.outputs.indices for evaluation in evaluations])
+    rows = [np.isin(evaluation.outputs.indices, indices) for evaluation in evaluations]
+    predictions = np.stack([e.outputs.logits.argmax(axis=1)[chosen] for e, chosen in zip(evaluations, rows)])  # (M, n)
     labels = first.outputs.labels[rows[0]]
     right = predictions == labels
     classes, counts = first.space.classes, np.bincount(labels, minlength=len(first.space.classes))
@@ -148,8 +148,8 @@ def compare(
             )
             for i, index, guesses in ((i, int(indices[i]), predictions[:, i]) for i in order)
         ),
-        settings=differing_settings([settings_of(evaluation, run) for evaluation, run in zip(found, runs)]),
-        notes=tuple(dict.fromkeys(note for evaluation in found for note in evaluation.notes)),
+        settings=differing_settings([settings_of(evaluation, run) for evaluation, run in zip(evaluations, runs)]),
+        notes=tuple(dict.fromkeys(note for evaluation in evaluations for note in evaluation.notes)),
         source=first.source,
     )
 

@@ -39,9 +39,9 @@ class PaperNumber(float):
     """A number that prints with the digits of the paper, such as 88.40."""
 
     def __new__(cls, text: str) -> "PaperNumber":
-        number = super().__new__(cls, text)
-        number.text = text
-        return number
+        value = super().__new__(cls, text)
+        value.text = text
+        return value
 
     text: str
 

@@ -149,10 +149,10 @@ def save_adapter(
     if not layers:
         raise ConversionError("this model has no LoRA layers", where=path)
     has_names = is_transformers_vit(model)
-    whole = {name: tensor.detach().float().cpu() for name, tensor in (tensors or model.state_dict()).items()}
+    state_dict = {name: tensor.detach().float().cpu() for name, tensor in (tensors or model.state_dict()).items()}
     written, scales = dict[str, Tensor](), dict[str, tuple[int, float]]()
     for name, layer in layers.items():
-        state = part_of(whole, name)
+        state = part_of(state_dict, name)
         block = name.split(".")[1]
         parts = {
             f"vit.layers.{block}.{TRANSFORMERS_NAMES[part]}": update_of(state, part, scale)
@@ -167,7 +167,7 @@ def save_adapter(
     heads = [head for head in ("head", "head_dist") if getattr(model, head, None) is not None]
     named = {head: "classifier" if has_names else head for head in heads}
     for head, name in named.items():
-        written |= {f"{PREFIX}{name}.{key}": tensor for key, tensor in part_of(whole, head).items()}
+        written |= {f"{PREFIX}{name}.{key}": tensor for key, tensor in part_of(state_dict, head).items()}
     rank, alpha = Counter(scales.values()).most_common(1)[0][0]
     config = {
         "peft_type": "LORA",
@@ -186,7 +186,7 @@ def save_adapter(
         "inference_mode": True,
         "task_type": None,
     }
-    samples = {name: sample(whole[f"{name}.weight"]) for name in layers}
+    samples = {name: sample(state_dict[f"{name}.weight"]) for name in layers}
     with atomic_path(Path(path).expanduser()) as new:
         new.mkdir()
         (new / ADAPTER_FILE).write_bytes(json_bytes(config))

@@ -360,11 +360,11 @@ def _legacy(default: WeightsEnum | None) -> Callable[[Callable[P, VisionTransfor
         @wraps(builder)
         def build(*args: Any, **kwargs: Any) -> VisionTransformer:
             if args:
-                given = dict(zip(("weights", "progress"), args))
-                if len(args) > 2 or given.keys() & kwargs:
+                positional = dict(zip(("weights", "progress"), args))
+                if len(args) > 2 or positional.keys() & kwargs:
                     return builder(*args, **kwargs)  # a TypeError that says so
-                warnings.warn(f"pass {' and '.join(given)} by keyword", stacklevel=2)
-                kwargs |= given
+                warnings.warn(f"pass {' and '.join(positional)} by keyword", stacklevel=2)
+                kwargs |= positional
             weights = kwargs.get("weights")
             if "pretrained" in kwargs or not isinstance(weights, WeightsEnum | str | None):
                 pretrained = kwargs.pop("pretrained", False) or weights

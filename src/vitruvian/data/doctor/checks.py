@@ -347,7 +347,7 @@ def check_predictions(scan: Scan, path: Path) -> Iterator[Finding]:
     names = list(scan.splits)
     rows = {(names[r["split"]], int(r["index"])): row for row, r in enumerate(scan.records)}
     classes = next(iter(scan.splits.values())).classes
-    found: list[tuple[int, int, int, float, float]] = []  # row, label, prediction and the probabilities of both
+    doubtful: list[tuple[int, int, int, float, float]] = []  # row, label, prediction and the probabilities of both
     try:
         with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
             for line in csv.DictReader(file):
@@ -357,12 +357,12 @@ def check_predictions(scan: Scan, path: Path) -> Iterator[Finding]:
                     reason = f"{line['path']} is not this image or has another label now"
                     raise DataError(reason, where=path, hint=AGAIN)
                 numbers = float(line["label_probability"]), float(line["probability"])
-                found.append((row, classes.index(line["label"]), classes.index(line["prediction"]), *numbers))
+                doubtful.append((row, classes.index(line["label"]), classes.index(line["prediction"]), *numbers))
     except (KeyError, ValueError, TypeError, csv.Error, OSError) as error:
         raise DataError(f"not out-of-fold predictions of this data ({error})", where=path, hint=AGAIN) from error
-    if not found:
+    if not doubtful:
         raise DataError("no predictions", where=path, hint=AGAIN)
-    where, label, prediction, own, best = map(np.array, zip(*found))
+    where, label, prediction, own, best = map(np.array, zip(*doubtful))
     sure = np.bincount(label, own, len(classes)) / np.maximum(np.bincount(label, minlength=len(classes)), 1)
     wrong = np.flatnonzero((prediction != label) & (best >= sure[prediction]))
     if not len(wrong):
@@ -436,14 +436,14 @@ def copies_to_drop(scan: Scan, groups: Sequence[Rows], decided: Mapping[int, int
     split, label, pixels = (scan.records[name] for name in ("split", "label", "pixels"))
     dropped = []
     for group in groups:
-        kept: set[int] = set()
+        labels: set[int] = set()
         for row in sorted(group.tolist(), key=lambda row: (-int(split[row]), row)):
-            own, same = int(label[row]), group[pixels[group] == pixels[row]]
-            is_wrong = bool((label[same] != own).any()) and own != decided.get(row, -1)
-            if is_wrong or own in kept:
+            this_label, same = int(label[row]), group[pixels[group] == pixels[row]]
+            is_wrong = bool((label[same] != this_label).any()) and this_label != decided.get(row, -1)
+            if is_wrong or this_label in labels:
                 dropped.append(row)
             else:
-                kept.add(own)
+                labels.add(this_label)
     return dropped
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from vitruvian.weights.families.timm_config import (
     ROTARY,
     Architecture,
     architectures,
+    find_architecture,
     read_preprocess,
     resize_arguments,
     write_config,
@@ -214,7 +216,7 @@ def choose(config: ViTConfig, name: str = "", *, key_bias: bool = False) -> Timm
 
 def fit_arguments(arch: Architecture, config: ViTConfig, *, key_bias: bool) -> TimmChoice | list[str]:
     """The arguments that turn an architecture into this model; or the settings in which it differs."""
-    theirs, ours = comparable_settings(arch.config, arch), comparable_settings(config, arch)
+    theirs, ours = architecture_settings(arch.name), comparable_settings(config, arch)
     arguments, others, known = dict[str, Any](), list[str](), ARGUMENTS[arch.maker]
     fixed = STEM_SETTINGS if config.stem and config.stem.style == "mobile_clip" else ()
     for name in (name for name in theirs if theirs[name] != ours[name]):
@@ -250,6 +252,14 @@ def fit_arguments(arch: Architecture, config: ViTConfig, *, key_bias: bool) -> T
     is_flexible = wanted.square_positions or config.pos_embed == "factorized" or is_bilinear
     cost += NAFLEX_COST if is_naflex and not is_flexible else 0
     return TimmChoice(architecture=arch, arguments=arguments, numerics=numerics, cost=cost)
+
+
+@cache
+def architecture_settings(name: str) -> dict[str, Any]:
+    """The comparable settings of an architecture itself."""
+    arch = find_architecture(name)
+    assert arch is not None
+    return comparable_settings(arch.config, arch)
 
 
 def comparable_settings(config: ViTConfig, arch: Architecture) -> dict[str, Any]:
