@@ -1,5 +1,7 @@
 """Facts about this machine."""
 
+import platform
+import subprocess
 import sys
 
 import pytest
@@ -23,3 +25,28 @@ def test_the_peak_of_memory_starts_anew_and_sees_new_allocations():
     block = bytearray(b"x" * 50_000_000)
     assert machine.peak_megabytes() - before > 40
     assert len(block) == 50_000_000
+
+
+FAULTS = """
+import resource, sys
+import torch
+from vitruvian.machine import tune_allocator
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(2**25)  # 128 MB: 32,768 pages
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+with tune_allocator(keep_freed=True):
+    faults()
+    print(faults())
+print(faults())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes glibc's allocator")
+def test_training_reuses_the_memory_of_freed_tensors_and_returns_it_at_the_end():
+    output = subprocess.run([sys.executable, "-c", FAULTS], stdout=subprocess.PIPE, check=True, timeout=120).stdout
+    reused, afterwards = map(int, output.split())
+    assert reused < afterwards / 10

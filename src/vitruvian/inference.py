@@ -492,7 +492,8 @@ class Classifier(Encoder):
                 that is already built stays where it is. The engines other than torch run on the CPU.
             adapter: Folder of a LoRA adapter to apply to the loaded weights.
             precision: "bf16" or "fp16" compute in this dtype (autocast), and a line on stderr says how many top-1
-                predictions of the first batch that changes. "auto" is one of them on an accelerator, float32 on a CPU.
+                predictions of the first batch that changes. "auto" is one that the device computes fast: bf16 on a CPU
+                with AMX, float32 on another.
             compile: Run the model through torch.compile; if that fails, a line says so and it runs without.
 
         Raises:

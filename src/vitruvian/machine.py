@@ -6,7 +6,8 @@ Linux reports them in /proc; elsewhere the facts that only /proc knows are empty
 import ctypes
 import os
 import platform
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +44,14 @@ def has_vnni() -> bool:
     return bool({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"} & processor_flags())
 
 
+@cache
+def has_amx() -> bool:
+    """Whether this process can multiply bfloat16 matrices with AMX; some machines announce it and do not allow it."""
+    import torch
+
+    return "amx_bf16" in processor_flags() and bool(torch.cpu._init_amx())
+
+
 def resident_megabytes() -> float | None:
     """Memory that this process uses now."""
     return _memory_entry("VmRSS")
@@ -70,6 +79,33 @@ def trim_memory() -> None:
     """Return freed memory to the system; only glibc keeps it, and offers a call for this."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4  # of glibc's malloc.h
+
+
+@contextmanager
+def tune_allocator(*, keep_freed: bool) -> Iterator[None]:
+    """In this block, glibc keeps the memory of freed tensors for the next ones, or returns it to the system at once.
+
+    By default it returns blocks of 32 MB and more. Training frees as many with every step and asks for them again,
+    and the system clears their pages each time. With gradient checkpointing, however, the gaps between activations add
+    up over a step, so that keeping them would take twice the memory of the tensors.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        yield
+        return
+    mallopt = ctypes.CDLL(None).mallopt
+    kept, returned = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: 2**31 - 1, M_TOP_PAD: 2**26}, {M_MMAP_THRESHOLD: 2**20}
+    defaults = {M_MMAP_MAX: 2**16, M_MMAP_THRESHOLD: 2**25, M_TRIM_THRESHOLD: 2**26, M_TOP_PAD: 2**17}
+    try:
+        for parameter, value in (kept if keep_freed else returned).items():
+            mallopt(parameter, value)
+        yield
+    finally:
+        for parameter, value in defaults.items():  # the thresholds that glibc's own adjustment ends at
+            mallopt(parameter, value)
+        trim_memory()
 
 
 def reset_peak_memory() -> None:
@@ -107,10 +143,12 @@ def choose_device(name: str, engine: str = "auto") -> str:
 
 
 def choose_precision(name: str, device: str) -> str:
-    """The precision with this name; `auto` is one that the device computes fast, and float32 on the CPU."""
+    """The precision with this name; `auto` is one that the device computes fast: on a CPU, bf16 with AMX."""
     import torch
 
     kind = device.partition(":")[0]
+    if name == "auto" and kind == "cpu":
+        return "bf16" if has_amx() else "float32"
     if name != "auto" or kind not in ("cuda", "xpu", "mps"):
         return "float32" if name == "auto" else name
     has_bf16 = kind == "xpu" or (kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False))

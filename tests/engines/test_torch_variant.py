@@ -99,7 +99,9 @@ def test_a_model_in_training_stays_in_training(model, pixels):
 
 
 def test_the_precision_of_auto_depends_on_the_device(monkeypatch):
-    assert machine.choose_precision("auto", "cpu") == "float32"
+    for has_amx, expected in ((True, "bf16"), (False, "float32")):
+        monkeypatch.setattr(machine, "has_amx", lambda has=has_amx: has)
+        assert machine.choose_precision("auto", "cpu") == expected
     assert machine.choose_precision("auto", "mps") == "fp16"
     for has_bf16, expected in ((True, "bf16"), (False, "fp16")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, has=has_bf16: has)

@@ -11,19 +11,18 @@ from pathlib import Path
 import torch
 from vitruvian.catalog import resolve
 from vitruvian.model.build import build
-from vitruvian.training.initial_model import return_freed_memory
+from vitruvian.machine import tune_allocator
 
 def peak_kilobytes():
     return next(int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith("VmHWM"))
 
 model = build(resolve("ViT-Ti/16").replace(image_size=32, patch_size=4, depth=4, num_classes=10)).train()
 model.grad_checkpointing = sys.argv[1] == "checkpointed"
-if model.grad_checkpointing:
-    return_freed_memory()
-model(torch.zeros(1, 3, 32, 32)).sum().backward()  # imports what a step needs
-before = peak_kilobytes()
-model(torch.zeros(48, 3, 32, 32)).sum().backward()
-print(peak_kilobytes() - before)
+with tune_allocator(keep_freed=not model.grad_checkpointing):
+    model(torch.zeros(1, 3, 32, 32)).sum().backward()  # imports what a step needs
+    before = peak_kilobytes()
+    model(torch.zeros(48, 3, 32, 32)).sum().backward()
+    print(peak_kilobytes() - before)
 """
 """Prints what a step adds to the peak of a new process; a fork would reuse memory that other tests have freed."""
 

@@ -65,6 +65,24 @@ class Mlp(nn.Module):
         return self.fc2(self.norm(self.dropout(hidden)))
 
 
+MAX_STORED_WEIGHTS = 2**20  # per image and layer: L/16 at 224 pixels, but not at 384
+
+
+def attend_with_stored_weights(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
+    """Scaled dot-product attention from three plain operations: (..., N, K) -> (..., N, K).
+
+    PyTorch's fused kernel computes the attention weights again in its backward pass, and in bfloat16 on a CPU it does
+    so without the processor's matrix units. There these three operations are faster, although they store the weights.
+    """
+    *batch, N, K = q.shape
+    q, k = q.flatten(0, -3), k.flatten(0, -3)
+    logits = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=K**-0.5)  # (..., N, N)
+    if bias is not None:
+        logits = (logits.view(*batch, N, -1) + bias).flatten(0, -3)
+    weights = F.dropout(logits.softmax(dim=-1), dropout)
+    return torch.bmm(weights.to(v.dtype), v.flatten(0, -3)).view(*batch, N, -1)
+
+
 class Attention(nn.Module):
     """Multi-head self-attention; position encodings may rotate queries and keys or add a bias to the logits."""
 
@@ -99,6 +117,9 @@ class Attention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         dropout = self.dropout if self.training else 0.0
+        can_store = math.prod(q.shape[1:-1]) * k.shape[-2] <= MAX_STORED_WEIGHTS
+        if can_store and q.requires_grad and q.dtype is torch.bfloat16 and q.device.type == "cpu":
+            return attend_with_stored_weights(q, k, v, bias, dropout)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
 
     def output(self, y: Tensor) -> Tensor:  # (B, H, N, K) -> (B, N, D)

@@ -5,9 +5,7 @@ of the training images that it holds out. Least squares selects its own, and the
 predictions, which need no further fits. So nothing is selected on the images it was fitted to.
 """
 
-import ctypes
 import math
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -135,8 +133,6 @@ def prepare(model: Model, recipe: Recipe) -> Model:
     if isinstance(model, ViT):
         model.patch_drop = recipe.patch_drop
         model.grad_checkpointing = recipe.grad_checkpointing
-        if recipe.grad_checkpointing:
-            return_freed_memory()
     elif recipe.grad_checkpointing:  # a recipe for both kinds of models may have patch_drop
         raise ConfigError("grad_checkpointing is for Vision Transformers, not for a ResNet")
     if isinstance(model.config, ViTConfig):
@@ -214,17 +210,6 @@ def scale_size(config: ModelConfig, factor: float) -> Size:
     unit = config.stride if isinstance(config, ViTConfig) else 1
     rows, columns = (max(1, round(side * factor / unit)) * unit for side in config.image_size)
     return rows, columns
-
-
-def return_freed_memory() -> None:
-    """Make glibc return large freed tensors to the system at once.
-
-    By default it keeps them, and the gaps between checkpointed activations add up over a step: the process would take
-    twice the memory of its tensors. Returning memory costs a little time.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        mmap_threshold = -3  # larger blocks are returned to the system when they are freed
-        ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 20)
 
 
 def whiten_stem(model: Model, source: Source) -> None:

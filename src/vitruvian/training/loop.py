@@ -35,7 +35,7 @@ from vitruvian.evaluation.metrics import autocast
 from vitruvian.evaluation.probe_classifiers import SEEDS, fit_fewshot, shuffle_classes
 from vitruvian.evaluation.target_metrics import TargetMeasures
 from vitruvian.files import write_json
-from vitruvian.machine import choose_precision
+from vitruvian.machine import choose_precision, tune_allocator
 from vitruvian.model.build import Model, empty
 from vitruvian.model.cores import eval_mode
 from vitruvian.model.lora import merge_state
@@ -256,7 +256,7 @@ class Loop:
             Diverged: the loss exploded, or the loss or the weights became NaN or infinite. The model then has the best
                 weights before that, if there was an evaluation.
         """
-        with ExitStack() as stack:
+        with tune_allocator(keep_freed=not self.recipe.grad_checkpointing), ExitStack() as stack:
             stop = self.start(stack)
             try:
                 self.train(stop)
