@@ -14,6 +14,7 @@ from vitruvian.data.loader import Loader
 from vitruvian.data.sources import hold_out
 from vitruvian.data.transform import as_transform
 from vitruvian.errors import ConfigError, DataError
+from vitruvian.targets import KINDS
 
 
 class Pictures(torch.utils.data.Dataset):
@@ -129,6 +130,18 @@ def test_a_mapping_gives_the_splits_and_numbered_classes_are_shared():
         ),
         (Pictures(form=lambda level: np.zeros((2, 2), np.int64)), "values of type int64; expected uint8"),
         (Pictures(form=lambda level: torch.zeros(5, 2, 2)), r"Tensor of shape \(5, 2, 2\); expected a PIL image"),
+        (Pictures(label=lambda index: [0] if index else 1), r"some images have a list of labels, others one label"),
+        (Pictures(label=lambda index: [[0, 1]]), r"\('0', '1'\) in the list of labels is not one of the classes"),
+        (Pictures(label=lambda index: [-1]), "-1 in the list of labels is not one of the classes"),
+        (Pictures(label=lambda index: ["a;b"]), "the label 'a;b' contains ';'"),
+        (
+            type("Named", (Pictures,), {"classes": ("a", "b")})(label=lambda index: [2]),
+            "2 in the list of labels is not one of the 2 classes",
+        ),
+        (
+            type("Flags", (Pictures,), {"classes": ("a", "b")})(label=lambda index: torch.zeros(3)),
+            "3 values of 0 and 1, but 2 classes",
+        ),
         (Pictures(label=lambda index: 0.5), "the label '0.5' is not a class index or name"),
         (Pictures(label=lambda index: index - 1), "label -1, but there are 8 classes"),
         (type("Bare", (Pictures,), {"__getitem__": lambda self, i: i})(), r"a int; expected \(image, label\)"),
@@ -143,6 +156,44 @@ def test_a_mapping_gives_the_splits_and_numbered_classes_are_shared():
 def test_what_does_not_fit_is_said_in_one_line(data, text):
     with pytest.raises(DataError, match=text):
         read_all(data)
+
+
+def several(dataset):
+    """The names of the labels, and the targets of all images."""
+    data = open_dataset(dataset, accepts=KINDS)
+    assert data.target == "multi"
+    return data.train.targets.names, data.train.targets.rows(data.train.labels()).tolist()
+
+
+def test_lists_of_labels_and_arrays_of_flags_are_several_labels():
+    lists = [[0, 2], [], [2]]
+    flags = [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    seen = [[1.0, 1.0], [0.0, 0.0], [0.0, 1.0]]  # no image has the second label
+    names = ("cat", "dog", "owl")
+    named = type("Named", (Pictures,), {"classes": names})
+    assert several(Pictures(3, label=lambda index: lists[index])) == (("0", "2"), seen)
+    assert several(named(3, label=lambda index: lists[index])) == (("cat", "owl"), seen)
+    assert several(named(3, label=lambda index: torch.tensor(flags[index]))) == (("cat", "owl"), seen)
+    assert several(named(3, label=lambda index: [names[k] for k in lists[index]])) == (("cat", "owl"), seen)
+    targets = type("Targets", (Pictures,), {"targets": torch.tensor(flags), "classes": names})
+    assert several(targets(3, label=lambda index: torch.tensor(flags[index]))) == (("cat", "owl"), seen)
+
+
+def test_splits_with_lists_of_labels_share_their_classes():
+    data = open_dataset(
+        {"train": Pictures(label=lambda index: [index % 3]), "test": Pictures(label=lambda index: [3])}, accepts=KINDS
+    )
+    assert data.train.targets is data.splits["test"].targets
+    assert data.train.targets.names == ("0", "1", "2", "3")
+    with pytest.raises(DataError, match="the data has several labels per image; this works with one class per image"):
+        open_dataset(Pictures(label=lambda index: [index % 3]))
+
+
+def test_opening_a_dataset_leaves_the_random_state_of_its_caller_alone():
+    before = random.getstate(), torch.get_rng_state()
+    open_dataset(Noisy())
+    assert before[0] == random.getstate()
+    assert torch.equal(before[1], torch.get_rng_state())
 
 
 def read_all(data):
@@ -252,5 +303,8 @@ def test_real_hugging_face_datasets_are_taken():
     data = open_dataset(datasets.DatasetDict(train=dataset, validation=dataset.select([1, 2])))
     assert (data.classes, len(data.validation)) == (("cat", "dog"), 2)
     assert (data.train.read(3), data.train.labels().tolist()) == (png(3), [0, 1, 1, 0])
+    features["label"] = datasets.Sequence(datasets.ClassLabel(names=["cat", "dog"]))
+    listed = datasets.Dataset.from_dict(rows | {"label": [[0], [], [0, 1], [1]]}, features=features)
+    assert several(listed) == (("cat", "dog"), [[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
     seen = open_dataset(dataset.with_transform(lambda batch: batch)).train
     assert seen.read(1).shape == (3, 4, 3)

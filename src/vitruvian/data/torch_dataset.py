@@ -1,7 +1,8 @@
 """Datasets of other libraries: a map-style `torch.utils.data.Dataset`, or one of Hugging Face `datasets`.
 
-An item is a pair (image, label, ...) or a dictionary with an image and a label. The image is a PIL image, the bytes of
-a file, an array (rows, columns[, channels]) or a tensor ([channels,] rows, columns); floats range from 0 to 1. The
+An item is a pair (image, label, ...) or a dictionary with an image and a label. Several labels are a list of names or
+indices, or an array of 0 and 1 for each class. The image is a PIL image, the bytes of a file, an array (rows, columns[,
+channels]) or a tensor ([channels,] rows, columns); floats range from 0 to 1. The
 loader seeds the global generators of Python, NumPy and PyTorch for each sample, so that random transforms inside a
 dataset do not depend on workers or on resuming. Workers need a picklable dataset.
 """
@@ -17,10 +18,14 @@ from PIL import Image
 from vitruvian.data.decode import RawImage, decode
 from vitruvian.data.names import split_name
 from vitruvian.data.sources import Dataset, Source, make_dataset, read_file
+from vitruvian.data.tables import join_labels
+from vitruvian.data.transform import seed_globally
 from vitruvian.errors import DataError
 
 IMAGE_KEYS = ("image", "img", "jpg", "png", "pixel_values")
 LABEL_KEYS = ("label", "labels", "fine_label", "cls", "class", "target")
+Label = int | str | tuple[str, ...]  # a class, or the names of several
+MAX_CLASSES = 2**31
 LABEL_LISTS = ("targets", "labels", "_labels")  # attributes with all labels, in torchvision's datasets and others
 
 
@@ -36,20 +41,28 @@ class DatasetSource(Source):
                 raise DataError(reason, where=name)
         self.name = name
         self.dataset = without_decoding(dataset)
-        self._last: tuple[int, int | str] = (-1, -1)
-        self.classes = named_classes(dataset)
-        if not self.classes:  # the labels that occur if they are names, else all indices up to the largest
+        self._last: tuple[int, Label] = (-1, -1)
+        self.classes = self.names = named_classes(dataset)
+        if self._known is not None:
+            first = self._known[:1]
+        else:  # an item that draws leaves the caller's generators alone
+            with seed_globally(np.random.default_rng(0)):
+                first = [self._item(index)[1] for index in range(min(1, len(self)))]
+        self.several = any(isinstance(label, tuple) for label in first)
+        if self.several or not self.classes:
             labels = list(self._all_labels())
-            if any(isinstance(label, str) for label in labels):
-                self.classes = tuple(sorted({str(label) for label in labels}))
-            else:
-                self.classes = tuple(map(str, range(max(map(int, labels), default=0) + 1)))
+            if self.several or any(
+                isinstance(label, str) for label in labels
+            ):  # a list is one class until it is parsed
+                self.classes = tuple(sorted({self._text(label) for label in labels}))
+            else:  # all indices up to the largest
+                self.classes = tuple(map(str, range(max((n for n in labels if isinstance(n, int)), default=0) + 1)))
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def read(self, index: int) -> RawImage:
-        image, label = image_and_label(self.dataset[index], self.key(index))
+        image, label = self._item(index)
         if self._known is not None and self._known[index] != label:
             reason = f"the label is {label}, but {self._known[index]} in the list of all labels"
             raise DataError(reason, where=self.key(index))
@@ -60,29 +73,40 @@ class DatasetSource(Source):
         if self._last[0] != index:
             if self._known is not None:
                 return int(self._indices([self._known[index]])[0])
-            self._last = (index, image_and_label(self.dataset[index], self.key(index))[1])
+            self._last = (index, self._item(index)[1])
         return int(self._indices([self._last[1]])[0])
 
     @cached_property
-    def _known(self) -> Sequence[int | str] | None:
-        return all_labels(self.dataset)
+    def _known(self) -> Sequence[Label] | None:
+        return all_labels(self.dataset, self.names)
 
     @cached_property
     def _labels(self) -> NDArray[np.int32]:  # type: ignore[override]
         """All labels; if the dataset has no list of them, every item is read once."""
         return self._indices(self._all_labels())
 
-    def _all_labels(self) -> Sequence[int | str]:
-        if self._known is not None:
-            return self._known
-        return [image_and_label(self.dataset[index], self.key(index))[1] for index in range(len(self))]
+    def _all_labels(self) -> Sequence[Label]:
+        return [self._item(index)[1] for index in range(len(self))] if self._known is None else self._known
+
+    def _item(self, index: int) -> tuple[Any, Label]:
+        return image_and_label(self.dataset[index], self.names, self.key(index))
+
+    def _text(self, label: Label) -> str:
+        if isinstance(label, tuple) != self.several:
+            reason = f"some images have a list of labels, others one label, such as {label!r:.40}"
+            raise DataError(reason, where=self.name, hint="use a list for each")
+        return join_labels(label, self.name) if isinstance(label, tuple) else str(label)
 
     @cached_property
     def _index_of(self) -> dict[str, int]:
         return {name: index for index, name in enumerate(self.classes)}
 
-    def _indices(self, labels: Iterable[int | str]) -> NDArray[np.int32]:
-        known = [self._index_of.get(label, -1) if isinstance(label, str) else int(label) for label in labels]
+    def _indices(self, labels: Iterable[Label]) -> NDArray[np.int32]:
+        index_of = self._index_of
+        known = [
+            label if isinstance(label, int) and not self.several else index_of.get(self._text(label), -1)
+            for label in labels
+        ]
         indices = np.array(known, np.int64)
         wrong = np.flatnonzero((indices < 0) | (indices >= len(self.classes)))
         if len(wrong):
@@ -108,6 +132,10 @@ def open_datasets(data: object) -> Dataset:
             continue
         source = part if isinstance(part, Source) else DatasetSource(part, name=f"{name} ({split})")
         sources[split_name(str(split)) or str(split)] = source
+    several = [source for source in sources.values() if isinstance(source, DatasetSource) and source.several]
+    combined = tuple(sorted({text for source in several for text in source.classes}))
+    for source in several:
+        source.classes = combined
     # All splits have the same classes; if classes are only numbered, those of the split with the most.
     longest = max((source.classes for source in sources.values()), key=len, default=())
     for source in sources.values():
@@ -116,7 +144,7 @@ def open_datasets(data: object) -> Dataset:
             reason = f"{source.name} and {first.name} have different classes"
             raise DataError(reason, hint="give them the same `classes`")
         source.classes = longest
-    return make_dataset(name, sources, notes)
+    return make_dataset(name, sources, notes, target="multi" if several else "single")
 
 
 def has_features(dataset: Any) -> bool:
@@ -138,8 +166,9 @@ def named_classes(dataset: Any) -> tuple[str, ...]:
     """The class names that a dataset states; empty if it has none."""
     if has_features(dataset):
         features = dataset.features
-        names = next((getattr(features[key], "names", None) for key in LABEL_KEYS if key in features), None)
-        declared = [feature.names for feature in features.values() if type(feature).__name__ == "ClassLabel"]
+        inner = {key: list_item(feature) for key, feature in features.items()}
+        names = next((getattr(inner[key], "names", None) for key in LABEL_KEYS if key in inner), None)
+        declared = [feature.names for feature in inner.values() if type(feature).__name__ == "ClassLabel"]
         names = names or next(iter(declared), None)
     else:
         names = getattr(dataset, "classes", None)
@@ -149,17 +178,24 @@ def named_classes(dataset: Any) -> tuple[str, ...]:
     return tuple(name if isinstance(name, str) else ", ".join(map(str, np.ravel(name))) for name in names or ())
 
 
-def all_labels(dataset: Any) -> Sequence[int | str] | None:
+def list_item(feature: Any) -> Any:
+    """The feature inside a list of Hugging Face features, or the feature itself."""
+    item = feature[0] if isinstance(feature, list) and feature else getattr(feature, "feature", None)
+    return feature if item is None else item
+
+
+def all_labels(dataset: Any, names: Sequence[str] = ()) -> Sequence[Label] | None:
     """All labels of a dataset if it stores them apart from the images, else None."""
     if has_features(dataset):
-        column = choose_key(dataset.features, LABEL_KEYS, "ClassLabel")
-        return None if column is None else [plain_label(label) for label in dataset.with_format(None)[column]]
+        features = {key: list_item(feature) for key, feature in dataset.features.items()}
+        column = choose_key(features, LABEL_KEYS, "ClassLabel")
+        return None if column is None else [plain_label(label, names) for label in dataset.with_format(None)[column]]
     inner, indices, parts = (getattr(dataset, name, None) for name in ("dataset", "indices", "datasets"))
     if inner is not None and indices is not None:  # torch.utils.data.Subset
-        labels = all_labels(inner)
+        labels = all_labels(inner, names)
         return None if labels is None else [labels[int(index)] for index in indices]
     if parts is not None:  # torch.utils.data.ConcatDataset
-        lists = [all_labels(part) for part in parts]
+        lists = [all_labels(part, names) for part in parts]
         return None if any(part is None for part in lists) else [label for part in lists for label in part or ()]
     if getattr(dataset, "target_transform", None) is not None:
         return None
@@ -167,7 +203,7 @@ def all_labels(dataset: Any) -> Sequence[int | str] | None:
     if targets is None or len(targets) != len(dataset):
         return None
     try:
-        return [plain_label(label) for label in targets]
+        return [plain_label(label, names) for label in targets]
     except DataError:  # targets of another kind, such as boxes
         return None
 
@@ -178,23 +214,37 @@ def choose_key(keys: Mapping[str, Any], usual: Sequence[str], kind: str = "") ->
     return next((key for key in (*usual, *declared) if key in keys), None)
 
 
-def image_and_label(item: Any, where: str) -> tuple[Any, int | str]:
+def image_and_label(item: Any, names: Sequence[str], where: str) -> tuple[Any, Label]:
     if isinstance(item, Mapping):
         keys = choose_key(item, IMAGE_KEYS), choose_key(item, LABEL_KEYS)
         if keys[0] is None or keys[1] is None:
             raise DataError(f"the keys are {', '.join(map(str, item))}; expected `image` and `label`", where=where)
-        return item[keys[0]], plain_label(item[keys[1]], where)
+        return item[keys[0]], plain_label(item[keys[1]], names, where)
     if isinstance(item, tuple | list) and len(item) >= 2:
-        return item[0], plain_label(item[1], where)
+        return item[0], plain_label(item[1], names, where)
     raise DataError(f"a {type(item).__name__}; expected (image, label) or a dictionary with both", where=where)
 
 
-def plain_label(label: Any, where: str = "label") -> int | str:
+def plain_label(label: Any, names: Sequence[str], where: str = "label") -> Label:
+    """A label in its plain form; indices in a list become names, or text if the classes have none."""
     if isinstance(label, str):
         return label
+    if isinstance(label, list | tuple):
+        texts = dict[str, None]()  # in their order, each once
+        for part in [plain_label(part, names, where) for part in label]:
+            if isinstance(part, tuple) or (isinstance(part, int) and not 0 <= part < (len(names) or MAX_CLASSES)):
+                reason = f"{str(part)[:40]} in the list of labels is not one of the {len(names) or ''} classes"
+                raise DataError(reason.replace("  ", " "), where=where)
+            texts[part if isinstance(part, str) else names[part] if names else str(part)] = None
+        return tuple(texts)
     values = np.ravel(label)
+    if values.size > 1 and np.ndim(label) == 1 and np.isin(values, (0, 1)).all():
+        if names and len(names) != len(values):
+            raise DataError(f"{len(values)} values of 0 and 1, but {len(names)} classes", where=where)
+        return plain_label(np.flatnonzero(values).tolist(), names, where)
     if values.size != 1 or values.dtype.kind not in "iub":
-        raise DataError(f"the label {str(label)[:40]!r} is not a class index or name", where=where)
+        reason = f"the label {str(label)[:40]!r} is not a class index or name, a list of them, or an array of 0 and 1"
+        raise DataError(reason, where=where)
     return int(values[0])
 
 
