@@ -33,13 +33,13 @@ class PrintableStream:
 
 
 def shorten(text: str, most: int) -> str:
-    """The text, or its beginning and end if it has more than `most` characters."""
+    """Shorten a text of more than `most` characters to its beginning and its end."""
     start = most * 3 // 4
     return text if len(text) <= most else f"{text[:start]}...{text[start + 3 - most :]}"
 
 
 def describe_error(error: BaseException) -> str:
-    """Why something failed, in one line: the system's reason, else the error's text, else its type."""
+    """Describe an error in one line: the system's reason, else its text, else its type."""
     if isinstance(error, RecursionError):
         return "nested too deep"
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -52,21 +52,21 @@ def describe_error(error: BaseException) -> str:
 
 
 def brief(items: Iterable[object], most: int = 5) -> str:
-    """`a, b, c and 7 more`; `none` for no items."""
+    """Join items, such as `a, b, c and 7 more`; `none` for no items."""
     names = [shorten(str(item), 100) for item in items]
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return (", ".join(names[:most]) + more) or "none"
 
 
 def plural(count: int, noun: str, verb: str = "") -> str:
-    """`1 image`, `2,000 images`, `3 classes`; with the verb `is|are`, `1 image is`, `3 classes are`."""
+    """Format a count: `1 image`, `3 classes`; with the verb `is|are`, `1 image is`, `3 classes are`."""
     plural = noun + ("es" if noun.endswith("s") else "s")
     one, many = verb.split("|") if verb else ("", "")
     return f"{count:,} {noun if count == 1 else plural} {one if count == 1 else many}".rstrip()
 
 
 def format_duration(seconds: float) -> str:
-    """`0.25 s`, `48 s`, `3 min 20 s`, `2 h 05 min`, `3 d 04 h`."""
+    """Format a duration: `0.25 s`, `48 s`, `3 min 20 s`, `2 h 05 min`, `3 d 04 h`."""
     rounded = round(seconds)
     if rounded < 1:
         return f"{seconds:.2g} s"
@@ -80,7 +80,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """`512 bytes`, `3.4 MB`, `1.25 GB`, `466.6 TB`."""
+    """Format a size: `512 bytes`, `3.4 MB`, `1.25 GB`, `466.6 TB`."""
     if count >= 1e13:
         return f"{count / 1e12:,.1f} TB"
     if count >= 1e9:
@@ -89,7 +89,7 @@ def format_bytes(count: float) -> str:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Rows with aligned columns under their headings; a heading that starts with `>` aligns its column right.
+    """Format rows with aligned columns under headings; a heading that starts with `>` aligns its column right.
 
     If stdout is a terminal, long cells are wrapped to its width.
     """

@@ -97,7 +97,7 @@ def optimize(
     batch_size: Annotated[int, SPEED_BATCH] = 16,
     num_heads: opt.NumHeads = None,
 ) -> None:
-    """Write the fastest form that loses at most --max-loss accuracy.
+    """Make a model faster, at a loss of at most --max-loss accuracy.
 
     Engines, int8 and token merging are measured on this machine; DST has report.html with speed against loss. With
     --only, one technique is applied. int8: a .onnx file whose most sensitive layers stay float; nothing is written if

@@ -207,7 +207,7 @@ def datasets(
 
 
 def describe_task(task: Task, root: Path) -> list[str]:
-    """One line per known fact of a task."""
+    """Describe a task, one line per known fact."""
     missing = ", ".join(map(describe_pattern, task.missing(root)))
     facts = {
         "task": task.name + (f" (also {', '.join(task.aliases)})" if task.aliases else ""),

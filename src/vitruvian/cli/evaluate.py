@@ -87,7 +87,7 @@ def evaluate(
 
 
 def evaluation_table(evaluation: "Evaluation | TargetEvaluation") -> str:
-    """The measures with their intervals, under a line that says what they were measured on."""
+    """Format the measures with their intervals, under a line that says what they were measured on."""
     from vitruvian.evaluation.evaluate import TargetEvaluation as OfTargets
     from vitruvian.evaluation.metrics import TARGET_NAMES
 

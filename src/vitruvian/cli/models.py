@@ -118,7 +118,7 @@ def models(
 
 
 def describe_weights(row: dict[str, Any]) -> str:
-    """A published name and its facts on the lines below."""
+    """Format a published name, with its facts on the lines below."""
     top1 = "" if row["top1"] is None else f"{row['top1']:.1f}% top-1, "
     classes = f"{row['num_classes']:,} classes" if row["num_classes"] else "features only"
     recommended = " *" * row["recommended"]
@@ -142,7 +142,7 @@ def list_augreg(terms: str, index: str | None, *, as_json: bool) -> None:
 
 
 def format_cell(value: str) -> str:
-    """An accuracy as a percentage; other values unchanged."""
+    """Format an accuracy as a percentage; return other values unchanged."""
     return f"{100 * float(value):.2f}" if value.startswith("0.") else value
 
 

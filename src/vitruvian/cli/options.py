@@ -109,7 +109,7 @@ class Command(TyperCommand):
 
 
 def options_elsewhere(name: str, names: Container[str]) -> list[str]:
-    """What a command with these options has for an option of another program: `--lr` for `--learning-rate`."""
+    """Suggest options of a command for an option of another program, such as `--lr` for `--learning-rate`."""
     import tomllib
     from importlib.resources import files
 
@@ -145,7 +145,7 @@ def is_new_note(record: Any) -> bool:
 
 
 def option_spelling(parameters: Sequence[Any], with_value: Container[str]) -> Callable[[str, str], str]:
-    """How the errors of a command spell an argument: `--num-heads`, or `--num-heads 3` if this option has a value.
+    """Return how errors of a command name an argument: `--num-heads`, or `--num-heads 3` if it has a value.
 
     The value of an option that is not given and has no default comes from a file and keeps its Python spelling.
     """
@@ -193,7 +193,7 @@ def expand_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def match_value(pattern: str, text: str, expected: str) -> re.Match[str]:
-    """The match of the value of an option; an error says what it is not."""
+    """Match the value of an option; the error says what was expected."""
     match = re.fullmatch(pattern, text.strip())
     if match is None:
         raise typer.BadParameter(f"{text!r} is {expected}")
@@ -201,14 +201,14 @@ def match_value(pattern: str, text: str, expected: str) -> re.Match[str]:
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """`256x192`, or `384` for a square."""
+    """Parse a size: `256x192`, or `384` for a square."""
     expected = "neither a side such as 384 nor ROWSxCOLUMNS such as 256x192"
     rows, columns = match_value(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", text.lower(), expected).groups()
     return int(rows), int(columns or rows)
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """`3/64`."""
+    """Parse a shard such as `3/64`."""
     expected = "not a shard such as 3/64: one of 1/64 to 64/64"
     index, count = map(int, match_value(r"(\d{1,7})/(\d{1,7})", text, expected).groups())
     if not 1 <= index <= count:
@@ -217,26 +217,26 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def parse_tome_r(text: str) -> int | tuple[int, ...]:
-    """`8` for all layers, or one count per layer: `16,14,12`."""
+    """Parse numbers of tokens: `8` for all layers, or one per layer, `16,14,12`."""
     match_value(r"\d{1,5}(\s*,\s*\d{1,5})*", text, "neither a number of tokens such as 8 nor one per layer: 16,14,12")
     counts = tuple(map(int, text.split(",")))
     return counts[0] if len(counts) == 1 else counts
 
 
 def parse_engine(text: str) -> str:
-    """An engine such as `torch` or `onnxruntime:cuda`; the CPU of a runtime needs no name."""
+    """Check the name of an engine, such as `torch` or `onnxruntime:cuda`; `:cpu` may be left out."""
     if text.removesuffix(":cpu") not in ENGINE_NAMES:
         raise typer.BadParameter(f"{text!r} is not one of {', '.join(ENGINE_NAMES)}")
     return text.removesuffix(":cpu")
 
 
 def split_names(text: str) -> list[str]:
-    """`a, b` as two names."""
+    """Split names at commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def parse_numbers(text: str, option: str, example: str) -> list[int]:
-    """`1000,4000,all`; `all` is 0. An error names the option."""
+    """Parse positive integers such as `1000,4000,all`, where `all` is 0. An error names the option."""
     words = re.split(r"\s*,\s*|\s+", text.strip())
     if not all(word == "all" or (word.isdecimal() and int(word) > 0) for word in words):
         raise typer.BadParameter(f"{text!r} is not a list of positive integers, such as {example}", param_hint=option)
@@ -318,7 +318,7 @@ Batch = Annotated[int, option("N", "Inference batch size.", "--batch-size", pane
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """How a model is loaded: arguments of `Encoder` and `Classifier` as options of a command."""
+    """Options for loading a model: the arguments of `Encoder` and `Classifier`."""
 
     panel: ClassVar = RUNNING
     num_heads: NumHeads = None
@@ -332,7 +332,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(LoadOptions):
-    """How a model is loaded and run, as options of a command."""
+    """Options for loading and running a model."""
 
     tome_r: TomeR = None
 
@@ -346,7 +346,7 @@ Changes = Annotated[list[str] | None, option("KEY=VALUE", "Change a setting (see
 
 @dataclass(frozen=True, kw_only=True)
 class BulkOptions:
-    """How many images are processed in parts, as options of a command."""
+    """Options for processing many images in parts."""
 
     panel: ClassVar = BULK
     shard: Annotated[
@@ -364,7 +364,7 @@ class BulkOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions:
-    """The settings of a recipe that have an option of their own, and `--set` for all others."""
+    """Options for settings of a recipe, and `--set` for all other settings."""
 
     panel: ClassVar = "Settings of the recipe"
     epochs: Annotated[float | None, option("N", "Number of epochs.")] = None
@@ -391,7 +391,7 @@ class RecipeOptions:
     settings: Changes = None
 
     def changes(self, **more: object) -> list[str]:
-        """All changes to the recipe, with those of `more`; a setting can be given once."""
+        """Return all changes to the recipe, with those of `more`; raises if a setting is given twice."""
         named = vars(self) | more | {"settings": None}
         values = {key: value for key, value in named.items() if value is not None}
         for change in self.settings or []:

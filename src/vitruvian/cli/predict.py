@@ -154,7 +154,7 @@ def print_result(result: vt.ImageResult, as_json: bool) -> None:
 
 
 def folder_name(label: str) -> str:
-    """A label as the name of a folder, which is not hidden and does not point elsewhere."""
+    """Make a label the name of a folder, neither hidden nor a path."""
     return re.sub(r"[/\\\x00-\x1f]", "_", label).strip().lstrip(".")[:200] or "_"
 
 

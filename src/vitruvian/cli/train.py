@@ -196,7 +196,7 @@ def print_folds(validation: CrossValidation, *, as_json: bool = False) -> None:
 
 
 def parse_lrs(text: str) -> list[float]:
-    """`0.001,0.003,0.01`."""
+    """Parse learning rates such as `0.001,0.003,0.01`."""
     try:
         rates = [float(word) for word in text.replace(",", " ").split()]
     except ValueError:

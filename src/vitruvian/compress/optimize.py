@@ -1,4 +1,4 @@
-"""Search for the fastest form of a model within an accuracy loss, among engines, int8, merged tokens and cascades.
+"""Search for the fastest version of a model within an accuracy loss, among engines, int8, merged tokens and cascades.
 
 Exporting graphs and running images take the time, so few candidates are tried: the numbers of float layers in int8 and
 of merged tokens are found by bisection, and nothing new is started after the time limit. Speed is measured at the end,
@@ -176,7 +176,7 @@ def optimize(
     num_heads: int | None = None,
     timer: Timer = median_seconds,
 ) -> Optimized:
-    """Write the fastest form of a model that loses at most `max_loss` points of top-1.
+    """Write the fastest version of a model that loses at most `max_loss` points of top-1.
 
     The folder works with `vt.Classifier(path)` and `vit predict --model`, and contains report.html with all candidates.
 

@@ -35,7 +35,7 @@ def split_of_file(path: str) -> str:
 
 
 def class_name(text: str) -> str:
-    """The class name in one Unicode form: file systems compose accents differently."""
+    """Normalize a class name to one Unicode form, since file systems compose accents differently."""
     return unicodedata.normalize("NFC", text)
 
 

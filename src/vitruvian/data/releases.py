@@ -282,7 +282,7 @@ RELEASE_PREPROCESS = Preprocess(image_size=(224, 224), fit="crop", scaled_size=(
 def open_watermarked(folder: Path, imagenet: Path) -> Dataset:
     """ImageNet-W: the validation images of `imagenet` with a watermark; `folder` contains the font."""
     if not (imagenet / "val").is_dir():
-        raise DataError("no validation images, from which ImageNet-W is made", where=imagenet)
+        raise DataError("the validation images are missing, from which ImageNet-W is made", where=imagenet)
     source = partial(WatermarkedSource, font=str(folder / FONT))
     return open_entries(str(folder), imagenet, val_entries(imagenet, "test"), classes=imagenet_ids(), source=source)
 

@@ -146,7 +146,7 @@ def open_graph(path: Path, *, engine: str = "auto", image_size: int | Size | Non
 
 
 def open_single(path: Path, batches: Session) -> Session | None:
-    """The graph for single images beside that for batches; None, with a note, if its runtime is not installed."""
+    """Open the graph for single images beside that for batches; None, with a note, if its runtime is missing."""
     engine = "openvino" if path.suffix == ".xml" else "onnxruntime"
     if engine not in installed():
         print_status(f"note: single images are computed like batches, because {engine} is not installed")

@@ -121,7 +121,7 @@ class ResNetDStem(nn.Module):
 
 
 class MobileClipStem(nn.Module):
-    """Pixels -> feature map: patches of 4x4 pixels, then of 2x2. The patch embedding, 2x2 again, follows."""
+    """MobileCLIP's stem: patches of 4x4 pixels, then of 2x2, as a feature map for a patch embedding of 2x2."""
 
     def __init__(self, config: StemConfig, channels: int) -> None:
         super().__init__()

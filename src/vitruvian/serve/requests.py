@@ -25,7 +25,7 @@ MAX_FIELDS = 20
 
 
 def split_commas(value: object) -> object:
-    """A list as forms send it, `a,b`, as a list."""
+    """Split a list that a form sends as `a,b`."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 

@@ -227,7 +227,7 @@ reads, `head` (B, K) of the first head, `token` (B, K) of the distillation token
 
 
 def soft_loss(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """KL divergence of softened probabilities (B,) times temperature²; at 0, the teacher's class is a label."""
+    """KL divergence of softened probabilities (B,) times temperature²; at 0, cross-entropy with the teacher's class."""
     if not temperature:
         hard = F.cross_entropy(logits.float(), teacher.argmax(dim=1), reduction="none")
         return hard.where(teacher.isfinite().all(dim=1), torch.nan)  # NaN logits have an argmax, too

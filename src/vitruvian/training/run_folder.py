@@ -336,7 +336,7 @@ def absolute_path(name: str | Path) -> str:
 
 
 def absolute_data(data: str | Path) -> str:
-    """An existing path as an absolute one; a built-in name, a task or a URL unchanged."""
+    """Make an existing path absolute; return a built-in name, a task or a URL unchanged."""
     return str(data) if str(data) in BUILT_IN else absolute_path(data)
 
 

@@ -88,10 +88,10 @@ def convert(
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> Certificate:
-    """Convert weights to another family, and prove it: the result is re-read and compared on a random batch.
+    """Convert weights to another family and verify them: the result is re-read and compared on a random batch.
 
     The certificate is also written, as `certificate.json` into a folder or as `FILE.certificate.json` beside a file.
-    If the re-read weights differ, nothing is written, and a former destination stays.
+    If the re-read weights differ, nothing is written, and an existing destination is kept.
 
     Args:
         source: As in `load`, like all arguments that are not listed here.

@@ -409,7 +409,7 @@ def count_units(native: Tensors, prefix: str) -> tuple[int, ...]:
     units = {(int(match[1]), int(match[2])) for name in native if (match := pattern.match(name))}
     stages = 1 + max((stage for stage, _ in units), default=-1)
     if stages > 8 or max((unit for _, unit in units), default=0) > 256:
-        raise CheckpointError(f"the file numbers {stages} stages of residual units, more than any ResNet has")
+        raise CheckpointError(f"the file has {stages} stages of residual units, more than any ResNet has")
     return tuple(1 + max((u for s, u in units if s == stage), default=-1) for stage in range(stages))
 
 

@@ -394,7 +394,7 @@ def check_copies(scan: Scan, groups: Sequence[Rows], decided: Mapping[int, int])
 
 
 def leaks(scan: Scan, groups: Sequence[Rows]) -> Iterator[Finding]:
-    """Images that are in two splits; each of the second is paired with one in the first, an exact copy if possible."""
+    """Images that occur in two splits: pairs of one in the second and one in the first, an exact copy if possible."""
     for (first, name), (second, held) in combinations(enumerate(scan.splits), 2):
         pairs: list[Pair] = []
         for group in groups:

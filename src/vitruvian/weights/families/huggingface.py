@@ -17,7 +17,7 @@ ENCODER_SETTINGS, IMAGE_SETTINGS, ACTIVATIONS = NAMES["encoder"], NAMES["image"]
 
 
 class HuggingFace(Family[ViTConfig]):
-    """Base of all model types; eps and GELU come from `config.json`."""
+    """Base class of all model types; the epsilon of norms and the GELU come from `config.json`."""
 
     name = "huggingface"
     numerics = NUMERICS["huggingface"]
@@ -175,7 +175,7 @@ def read_bool(settings: dict[str, Any], key: str) -> bool | None:
 
 
 def read_size(value: Any, key: str) -> Size:
-    """A size given as a side, [rows, columns] or {"height": rows, "width": columns}."""
+    """Parse a size: a side, [rows, columns] or {"height": rows, "width": columns}."""
     if isinstance(value, dict):
         value = [value.get("height"), value.get("width")]
     sides = value if isinstance(value, list | tuple) else [value, value]
