@@ -180,7 +180,9 @@ class MissingExtraError(VitruvianError, ImportError):
 
 
 @contextmanager
-def parsing(where: object, raises: type[VitruvianError], *, hint: str = "") -> Iterator[None]:
+def parsing(
+    where: object, raises: type[VitruvianError], *, reason: str = "damaged or not supported", hint: str = ""
+) -> Iterator[None]:
     """The boundary around a parser of untrusted files: any exception becomes `raises`, one line that names the file.
 
     Libraries raise nearly anything for a damaged file, and so does our own code for values of unexpected types. Errors
@@ -194,7 +196,7 @@ def parsing(where: object, raises: type[VitruvianError], *, hint: str = "") -> I
     except OSError as error:
         raise raises(f"cannot be read: {describe_error(error)}", where=error.filename or where, hint=hint) from error
     except Exception as error:
-        raise raises(f"damaged or not supported ({describe_error(error)})", where=where, hint=hint) from error
+        raise raises(f"{reason} ({describe_error(error)})", where=where, hint=hint) from error
 
 
 _NO_VALUE = object()

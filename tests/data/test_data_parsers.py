@@ -101,7 +101,7 @@ def matlab(tmp_path_factory):
 def test_a_tar_index_of_any_bytes(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "any.tar"
     path.write_bytes(data)
-    ends_well(lambda: list(read_samples(path)))
+    ends_well(lambda: list(read_samples(path, "any.tar")))
 
 
 @QUICK

@@ -46,7 +46,7 @@ def test_other_files_and_broken_ones_are_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(DataError, match="damaged MATLAB file"):
         read_matlab(path)
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match="No such file"):
         read_matlab(tmp_path / "none.mat")
 
 

@@ -261,9 +261,9 @@ class Job:
 
     def run(self, shard: Shard | None, on: str | None, track: Tracked | None) -> None:
         """Make all parts, or those of a shard."""
-        number, count = shard or (environment_number("RANK", 0) + 1, environment_number("WORLD_SIZE", 1))
-        if not 1 <= number <= count:
-            raise ConfigError(f"shard={number}/{count} is not one of 1/{count} to {count}/{count}")
+        index, count = shard or (environment_number("RANK", 0) + 1, environment_number("WORLD_SIZE", 1))
+        if not 1 <= index <= count:
+            raise ConfigError(f"shard={index}/{count} is not one of 1/{count} to {count}/{count}")
         if on is not None:
             if on != "ray":
                 raise ConfigError(f"{argument('on', on)} is not 'ray'")
@@ -274,7 +274,7 @@ class Job:
         else:
             job = replace(self, is_shared=count > 1)
             out = job.begin()
-            parts = range(number - 1, out.parts, count)
+            parts = range(index - 1, out.parts, count)
             amounts, total = job.work(parts, out), sum(len(out.rows_of(part)) for part in parts)
         for _ in amounts if track is None else track(amounts, total):
             pass

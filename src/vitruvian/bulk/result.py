@@ -18,7 +18,7 @@ from vitruvian.bulk.storage import JOB_FILE, WRITING, BulkResult, OutputFolder
 from vitruvian.cache import scratch_folder
 from vitruvian.data.decode import RawImage, Unreadable
 from vitruvian.data.formats import open_images
-from vitruvian.data.sources import Concat, Dataset, PartSource, Source, make_dataset
+from vitruvian.data.sources import Concat, Dataset, Source, make_dataset
 from vitruvian.errors import ConfigError, DataError, FileError, ImageError, require
 from vitruvian.evaluation.features import FeatureSet
 from vitruvian.evaluation.probe import ProbeReport, ProbeSettings, probe_features, probe_sources
@@ -190,13 +190,8 @@ class VectorStore:
 
     def features(self, source: Source) -> FeatureSet:
         """The vectors of a split, or of a part of one."""
-        rows = np.empty(len(source), np.int64)
-        for row in range(len(source)):
-            split, index = source, row
-            while isinstance(split, PartSource):
-                split, index = split.part(index)
-            assert isinstance(split, VectorSource)
-            rows[row] = split.first + index
+        origins = map(source.origin, range(len(source)))
+        rows = np.array([split.first + index for split, index in origins if isinstance(split, VectorSource)], np.int64)
         values = np.asarray(self.values[rows], np.float32)
         known = np.isfinite(values[:, 0])
         return FeatureSet(

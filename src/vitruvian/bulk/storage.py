@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitruvian.data.remote import file_system, retry
-from vitruvian.errors import DataError, FileError, require
+from vitruvian.errors import DataError, FileError, parsing, require
 from vitruvian.files import file_stamp, parse_object, read_bytes, short_hash, write_bytes
-from vitruvian.text import describe_error
 
 WRITING: dict[str, Any] = {
     "compression": "zstd",
@@ -197,11 +196,9 @@ class BulkResult:
         name, rows, columns = self.name_of(part), self.rows_of(part), self.columns
         where, again = f"{self.folder}/{name}", "remove it and run the job again"
         file = io.BytesIO(self.folder.read(name))
-        try:
+        with parsing(where, DamagedPart, reason="a damaged part", hint=again):
             table = parquet.read_table(file, columns=only and list(only), page_checksum_verification=True)
             table.validate(full=True)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise DamagedPart(f"a damaged part ({describe_error(error)[:80]})", where=where, hint=again) from error
         metadata = table.schema.metadata or {}
         if metadata.get(IDENTITY) != self.identity.encode():
             what = "written by another job, with another model, data or settings"

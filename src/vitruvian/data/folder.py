@@ -11,7 +11,7 @@ from vitruvian.data.decode import EXTENSIONS, HEIF_EXTENSIONS, NEEDS_HEIF, RawIm
 from vitruvian.data.index import Classes, Entry, IndexedSource, build_index
 from vitruvian.data.names import class_name, split_name
 from vitruvian.data.sources import EMPTY_CLASS, Dataset, SkippedFiles, check_inside, make_dataset, read_file
-from vitruvian.errors import DataError
+from vitruvian.errors import DataError, parsing
 from vitruvian.progress import print_notes
 from vitruvian.text import natural_key, printable
 
@@ -156,18 +156,15 @@ def open_lists(name: str, folder: Path, lists: Mapping[str, Path], *, classes: i
 
 def read_list(path: Path) -> Iterator[tuple[str, str]]:
     """The pairs of path and label; a path may contain spaces."""
-    with open(path, encoding="utf-8-sig") as file:
-        try:
-            for line_number, line in enumerate(file, 1):
-                words = line.split()
-                if not words or line.startswith("#"):
-                    continue
-                if len(words) < 2:
-                    where = f"{path}, line {line_number}"
-                    raise DataError(f"{printable(line.strip())!r} is not a path and a label", where=where)
-                yield line.strip()[: -len(words[-1])].rstrip(), words[-1]
-        except UnicodeDecodeError as error:
-            raise DataError(f"not UTF-8 text ({error})", where=path, hint="download it again") from error
+    with parsing(path, DataError, reason="not UTF-8 text"), open(path, encoding="utf-8-sig") as file:
+        for line_number, line in enumerate(file, 1):
+            words = line.split()
+            if not words or line.startswith("#"):
+                continue
+            if len(words) < 2:
+                where = f"{path}, line {line_number}"
+                raise DataError(f"{printable(line.strip())!r} is not a path and a label", where=where)
+            yield line.strip()[: -len(words[-1])].rstrip(), words[-1]
 
 
 def open_entries(

@@ -6,7 +6,7 @@ import unicodedata
 from functools import lru_cache
 from pathlib import Path
 
-from vitruvian.errors import DataError
+from vitruvian.errors import DataError, parsing
 from vitruvian.files import parse_json, read_text
 
 SPLITS = {
@@ -57,12 +57,10 @@ def parse_classes(text: str, where: str) -> tuple[str, ...]:
     names = [line.strip() for line in text.splitlines() if line.strip()]
     if where.endswith(".json"):
         content = parse_json(text, where, raises=DataError)
-        try:
+        with parsing(where, DataError, reason="neither a list of class names nor an object of indices and names"):
             if isinstance(content, list):
                 content = {str(index): name for index, name in enumerate(content)}
             pairs = sorted((int(k), str(v)) if k.isdecimal() else (int(v), k) for k, v in content.items())
-        except (ValueError, TypeError, AttributeError) as error:
-            raise DataError("neither a list of class names nor an object of indices and names", where=where) from error
         if [index for index, _ in pairs] != list(range(len(pairs))):
             raise DataError(f"the {len(pairs)} classes are not numbered from 0 to {len(pairs) - 1}", where=where)
         names = [name for _, name in pairs]

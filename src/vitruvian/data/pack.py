@@ -26,7 +26,7 @@ from vitruvian.data.names import split_name
 from vitruvian.data.remote import SIZES_FILE
 from vitruvian.data.sources import Dataset, Source
 from vitruvian.data.workers import in_order
-from vitruvian.errors import DataError, FileError
+from vitruvian.errors import DataError, FileError, parsing
 from vitruvian.files import atomic_open, read_object, remove_unfinished, write_json
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import Range, Settings
@@ -300,7 +300,7 @@ def resume_state(folder: Path, new: PackState) -> PackState:
 
 def read_state(folder: Path) -> PackState:
     path = folder / STATE_FILE
-    try:
+    with parsing(path, DataError, reason="not written by vit pack", hint="delete the folder to pack again"):
         content = read_object(path, raises=DataError)
         splits = {}
         for name, split in content["splits"].items():
@@ -309,9 +309,6 @@ def read_state(folder: Path) -> PackState:
             splits[name] = SplitState(split["samples"], split["digest"], shards, skipped)
         settings = PackSettings.from_json(content["settings"])
         return PackState(settings, content["source"], splits, content["notes"], content["complete"], content["version"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        hint = "delete the folder to pack again"
-        raise DataError(f"not written by vit pack ({error})", where=path, hint=hint) from error
 
 
 def assign_shards(

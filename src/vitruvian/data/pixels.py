@@ -2,12 +2,10 @@
 
 import gzip
 import io
-import lzma
 import pickle
 import shutil
 import struct
 import tarfile
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -22,9 +20,8 @@ from vitruvian.data.decode import RawImage
 from vitruvian.data.index import cached_folder
 from vitruvian.data.names import parse_classes
 from vitruvian.data.sources import Dataset, Source, hold_out, locate, make_dataset
-from vitruvian.errors import DataError, ImageError
+from vitruvian.errors import DataError, ImageError, parsing
 from vitruvian.files import check_pickle, read_text
-from vitruvian.text import describe_error
 
 DOWNLOAD_AGAIN = "download it again"
 
@@ -119,7 +116,7 @@ def gunzip(path: Path) -> Path:
     """The file itself, or its unpacked content in the cache if it is gzipped."""
 
     def unpack(into: Path) -> None:
-        try:
+        with parsing(path, DataError, reason="damaged gzip file", hint=DOWNLOAD_AGAIN):
             limit = max(MAX_UNPACKED_BYTES, MAX_RATIO * path.stat().st_size)
             with gzip.open(path) as packed, open(into / path.stem, "wb") as file:
                 while chunk := packed.read(1 << 20):
@@ -127,8 +124,6 @@ def gunzip(path: Path) -> Path:
                     if limit < 0:
                         raise DataError("unpacks to far more data than images need", where=path, hint=DOWNLOAD_AGAIN)
                     file.write(chunk)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise DataError(f"damaged gzip file ({error})", where=path, hint=DOWNLOAD_AGAIN) from error
 
     return cached_folder("gzip", [path], unpack) / path.stem if path.suffix == ".gz" else path
 
@@ -273,16 +268,14 @@ def open_cifar(paths: list[Path], name: str) -> Dataset:
 
 def unpack_archive(path: Path) -> Iterator[Member]:
     """The regular files of an archive by their base names; nothing is extracted to a path from the archive."""
-    try:
-        with tarfile.open(path, "r|*") as archive:
-            for member in archive:
-                if member.offset_data + member.size > MAX_ARCHIVE_BYTES:
-                    raise DataError("unpacks to more data than CIFAR has", where=path, hint=DOWNLOAD_AGAIN)
-                file = archive.extractfile(member) if member.isreg() else None
-                if file is not None:
-                    yield member.name.rpartition("/")[2], file  # type: ignore[misc]
-    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, ValueError, MemoryError) as error:
-        raise DataError(f"damaged archive ({describe_error(error)})", where=path, hint=DOWNLOAD_AGAIN) from error
+    boundary = parsing(path, DataError, reason="damaged archive", hint=DOWNLOAD_AGAIN)
+    with boundary, tarfile.open(path, "r|*") as archive:
+        for member in archive:
+            if member.offset_data + member.size > MAX_ARCHIVE_BYTES:
+                raise DataError("unpacks to more data than CIFAR has", where=path, hint=DOWNLOAD_AGAIN)
+            file = archive.extractfile(member) if member.isreg() else None
+            if file is not None:
+                yield member.name.rpartition("/")[2], file  # type: ignore[misc]
 
 
 def convert(members: Iterable[Member], into: Path) -> None:
@@ -298,7 +291,8 @@ def convert(members: Iterable[Member], into: Path) -> None:
 
 
 def convert_pickle(content: Any, layout: CifarLayout, name: str, into: Path) -> None:
-    try:
+    expected = "no CIFAR class names" if name == layout.meta else "not a batch of CIFAR images"
+    with parsing(name, DataError, reason=expected, hint=DOWNLOAD_AGAIN):
         if name == layout.meta:
             names = [name.decode() if isinstance(name, bytes) else str(name) for name in content[layout.names_key]]
             (into / layout.names).write_text("\n".join(names))
@@ -306,9 +300,6 @@ def convert_pickle(content: Any, layout: CifarLayout, name: str, into: Path) -> 
             pixels = np.asarray(content[b"data"], np.uint8).reshape(-1, PIXELS)
             labels = [np.asarray(content[key], np.uint8).reshape(len(pixels), 1) for key in layout.label_keys]
             np.concatenate([*labels, pixels], axis=1).tofile(into / f"{name}.bin")
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        expected = "no CIFAR class names" if name == layout.meta else "not a batch of CIFAR images"
-        raise DataError(f"{expected} ({error!r})", where=name, hint=DOWNLOAD_AGAIN) from error
 
 
 def latin1_bytes(text: str, encoding: str) -> bytes:
@@ -353,10 +344,6 @@ class PlainUnpickler(pickle.Unpickler):
 
 def plain_pickle(data: bytes, where: str) -> Any:
     """The plain data in a pickle, with Python 2's strings as bytes."""
-    try:
+    with parsing(where, DataError, reason="not a pickle of plain data"):
         check_pickle(io.BytesIO(data), where, raises=DataError)
         return PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
-    except DataError:
-        raise
-    except Exception as error:  # broken bytes make the unpickler raise nearly any error
-        raise DataError(f"not a pickle of plain data ({describe_error(error)})", where=where) from error

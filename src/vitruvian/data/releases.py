@@ -25,10 +25,10 @@ from vitruvian.data.index import Entry
 from vitruvian.data.pixels import find_cifar, open_cifar
 from vitruvian.data.preprocess import FILTERS, geometry, resize
 from vitruvian.data.sources import Dataset, SkippedFiles
-from vitruvian.errors import DataError
-from vitruvian.files import read_json, read_text
+from vitruvian.errors import DataError, parsing
+from vitruvian.files import read_bytes, read_json, read_text
 from vitruvian.tasks import Task, all_tasks, data_root, download_hint
-from vitruvian.text import describe_error, natural_key
+from vitruvian.text import natural_key
 
 Label = Callable[[Path], str]  # the class of a folder
 VTAB_LISTS = {"train": "train800.txt", "val": "val200.txt", "test": "test.txt"}
@@ -102,13 +102,10 @@ FLOWER_SPLITS = {"trnid": "train", "valid": "train", "tstid": "test"}  # the pap
 
 def open_flowers(folder: Path) -> Dataset:
     """`jpg/image_00001.jpg` and so on, `imagelabels.mat` and `setid.mat`; classes are the release's numbers."""
-    try:
+    with parsing(folder, DataError, reason="imagelabels.mat or setid.mat is incomplete", hint="download them again"):
         labels = np.ravel(read_matlab(folder / "imagelabels.mat")["labels"]).astype(int)
         sets = read_matlab(folder / "setid.mat")
         images = {name: np.ravel(sets[name]).astype(int) for name in FLOWER_SPLITS}
-    except (KeyError, TypeError, ValueError) as error:
-        reason = f"imagelabels.mat or setid.mat lacks {error}"
-        raise DataError(reason, where=folder, hint="download them again") from error
 
     def entries() -> Iterator[Entry]:
         for name, split in FLOWER_SPLITS.items():
@@ -156,7 +153,7 @@ def open_vizwiz(folder: Path) -> Dataset:
     """
     path = folder / "annotations.json"
     content = read_json(path, raises=DataError)
-    try:
+    with parsing(path, DataError, reason="not the annotations of VizWiz-Classification", hint="download it again"):
         names = {int(row["id"]): imagenet_ids()[int(row["id"])] for row in content["categories"]}
         images = list(content["images"])
         if any(isinstance(image, str) for image in images):
@@ -171,9 +168,6 @@ def open_vizwiz(folder: Path) -> Dataset:
             for image in images
             for label in [index for index in map(int, image["labels"]) if index in names][:1]
         ]
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        reason = f"not the annotations of VizWiz-Classification ({error!r})"
-        raise DataError(reason, where=path, hint="download it again") from error
     return open_entries(str(folder), folder, entries, classes=tuple(names.values()))
 
 
@@ -262,13 +256,10 @@ def ground_truth(kit: Path) -> list[str]:
         reason = f"the images are in one folder, so {kit / GROUND_TRUTH} and {kit / 'meta.mat'} are needed"
         hint = "or sort them into val/WORDNET-ID/"
         raise DataError(f"{reason} (ILSVRC2012_devkit_t12.tar.gz)", where=kit.parent.parent / "val", hint=hint)
-    try:
+    with parsing(kit, DataError, reason="not the development kit of ILSVRC 2012", hint="download it again"):
         synsets = read_matlab(kit / "meta.mat")["synsets"]
         ids = {int(np.ravel(row["ILSVRC2012_ID"])[0]): str(row["WNID"]) for row in synsets}
         return [ids[int(line)] for line in (kit / GROUND_TRUTH).read_text().split()]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        reason = f"not the development kit of ILSVRC 2012 ({error!r})"
-        raise DataError(reason, where=kit, hint="download it again") from error
 
 
 FONT = "fonts/SourceHanSerifSC-ExtraLight.otf"
@@ -318,40 +309,31 @@ Element = tuple[int, bytes]  # type and content of a data element
 
 def read_matlab(path: Path) -> dict[str, Any]:
     """The variables of a file by name: arrays (rows, columns), texts, lists (cells) or lists of dictionaries."""
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise DataError(f"{path.stat().st_size >> 20} MB is too large for a list of labels", where=path)
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError((error.strerror or "cannot be read").lower(), where=path) from error
-    if len(content) < HEADER_BYTES or content[126:128] not in (b"IM", b"MI"):
-        raise DataError("not a MATLAB file of level 5 (MATLAB 5 to 7)", where=path, hint="download it again")
-    order = "<" if content[126:128] == b"IM" else ">"
-    variables, remaining = {}, MAX_BYTES
-    try:
-        for kind, body in elements(content[HEADER_BYTES:], order):
+    content, variables, remaining = read_bytes(path, raises=DataError, most=MAX_BYTES), dict[str, Any](), MAX_BYTES
+    if content[126:128] != b"IM":
+        reason = "not a MATLAB file of level 5 (MATLAB 5 to 7, little-endian)"
+        raise DataError(reason, where=path, hint="download it again")
+    with parsing(path, DataError, reason="damaged MATLAB file", hint="download it again"):
+        for kind, body in elements(content[HEADER_BYTES:]):
             if kind == COMPRESSED:
                 decompressor = zlib.decompressobj()
-                content = decompressor.decompress(body, max(remaining, 1))
+                unpacked = decompressor.decompress(body, max(remaining, 1))
                 if decompressor.unconsumed_tail:
                     raise ValueError("its variables are too large")
-                kind, body = next(elements(content, order))
+                kind, body = next(elements(unpacked))
             if kind != MATRIX:
                 raise ValueError(f"a variable of type {kind}")
             remaining -= len(body)
-            name, value = matrix(body, order)
+            name, value = matrix(body)
             variables[name] = value
-    except (struct.error, zlib.error, ValueError, IndexError, OverflowError, RuntimeError, StopIteration) as error:
-        reason = "it is truncated" if isinstance(error, StopIteration) else describe_error(error)
-        raise DataError(f"damaged MATLAB file ({reason})", where=path, hint="download it again") from error
     return {name: value for name, value in variables.items() if name}
 
 
-def elements(content: bytes, order: str) -> Iterator[Element]:
+def elements(content: bytes) -> Iterator[Element]:
     """Consecutive data elements; each starts at a multiple of 8 bytes, except after a compressed one."""
     offset = 0
     while offset + 8 <= len(content):
-        kind, size = struct.unpack_from(order + "II", content, offset)
+        kind, size = struct.unpack_from("<II", content, offset)
         if kind >> 16:  # a small element: type and size share four bytes, the content has the other four
             kind, size = kind & 0xFFFF, kind >> 16
             yield kind, content[offset + 4 : offset + 4 + size]
@@ -364,33 +346,33 @@ def elements(content: bytes, order: str) -> Iterator[Element]:
         offset += 8 + size + (0 if kind == COMPRESSED else -size % 8)
 
 
-def matrix(body: bytes, order: str) -> tuple[str, Any]:
+def matrix(body: bytes) -> tuple[str, Any]:
     """Name and value of an array; structures are dictionaries from field to value."""
     if not body:
         return "", np.empty((0, 0))
-    pieces = elements(body, order)
-    flags = int(numbers(next(pieces), order)[0]) & 0xFF
-    shape = tuple(int(side) for side in numbers(next(pieces), order))
+    pieces = elements(body)
+    flags = int(numbers(next(pieces))[0]) & 0xFF
+    shape = tuple(int(side) for side in numbers(next(pieces)))
     name = next(pieces)[1].decode("latin-1")
     if flags == CELL:
-        return name, [matrix(piece, order)[1] for _, piece in pieces]
+        return name, [matrix(piece)[1] for _, piece in pieces]
     if flags == STRUCTURE:
-        length, packed = int(numbers(next(pieces), order)[0]), next(pieces)[1]
+        length, packed = int(numbers(next(pieces))[0]), next(pieces)[1]
         if not packed:
             return name, []
         fields = [packed[i : i + length].split(b"\0")[0].decode("latin-1") for i in range(0, len(packed), length)]
         count = int(np.prod(shape))
-        return name, [{field: matrix(next(pieces)[1], order)[1] for field in fields} for _ in range(count)]
+        return name, [{field: matrix(next(pieces)[1])[1] for field in fields} for _ in range(count)]
     if flags == TEXT:
         kind, text = next(pieces)
-        return name, text.decode("utf-8") if kind in (1, 2, 16) else "".join(map(chr, numbers((kind, text), order)))
+        return name, text.decode("utf-8") if kind in (1, 2, 16) else "".join(map(chr, numbers((kind, text))))
     if flags not in NUMERIC:
         raise ValueError(f"an array of class {flags}, which is not supported")
-    return name, numbers(next(pieces), order).reshape(shape, order="F")
+    return name, numbers(next(pieces)).reshape(shape, order="F")
 
 
-def numbers(element: Element, order: str) -> np.ndarray[Any, np.dtype[Any]]:
+def numbers(element: Element) -> np.ndarray[Any, np.dtype[Any]]:
     kind, body = element
     if kind not in NUMBERS:
         raise ValueError(f"numbers of type {kind}")
-    return np.frombuffer(body, order + NUMBERS[kind])
+    return np.frombuffer(body, "<" + NUMBERS[kind])

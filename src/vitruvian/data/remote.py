@@ -22,7 +22,7 @@ from vitruvian.data.names import CLASS_FILES, expand_braces, parse_classes, spli
 from vitruvian.data.order import Blocks, IndexArray
 from vitruvian.data.shards import NUMBERS, TarSource, open_shards, shard_entries
 from vitruvian.data.sources import Dataset, PartSource, locate, make_dataset
-from vitruvian.errors import DataError, FileError, MissingExtraError, VitruvianError, require
+from vitruvian.errors import DataError, FileError, MissingExtraError, VitruvianError, parsing, require
 from vitruvian.files import MAX_TEXT_BYTES, atomic_open, atomic_path, decode_utf8, parse_json, parse_object, short_hash
 from vitruvian.text import describe_error, natural_key
 
@@ -343,8 +343,6 @@ def shard_sizes(urls: list[str]) -> dict[str, int] | None:
     for folder in {url.rpartition("/")[0] for url in urls}:
         where = f"{folder}/{SIZES_FILE}"
         listed = parse_json(remote_text(where) or "{}", where, raises=DataError)
-        try:
+        with parsing(where, DataError, reason="not an object from file names to numbers"):
             sizes.update({f"{folder}/{name}": int(count) for name, count in listed.items()})
-        except (ValueError, TypeError, AttributeError) as error:
-            raise DataError("not an object from file names to numbers", where=where) from error
     return sizes if all(sizes.get(url, 0) > 0 for url in urls) else None

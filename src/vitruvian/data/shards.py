@@ -18,9 +18,9 @@ from vitruvian.data.decode import EXTENSIONS, RawImage
 from vitruvian.data.index import Entry, IndexedSource, build_index
 from vitruvian.data.names import find_classes, split_of_file
 from vitruvian.data.sources import Dataset, SkippedFiles, check_image_bytes, make_dataset
-from vitruvian.errors import DataError, FileError, ImageError
+from vitruvian.errors import DataError, FileError, ImageError, parsing
 from vitruvian.files import parse_json
-from vitruvian.text import describe_error, natural_key
+from vitruvian.text import natural_key
 
 IMAGES = EXTENSIONS | {".npy"}  # extensions of members that contain the image; `.npy` contains its pixels
 LABEL_KEYS = ("label", "cls", "class")  # keys of the label in the JSON member of a sample
@@ -42,43 +42,38 @@ class TarSample:
 
 def read_samples(shard: Path, where: str) -> Iterator[TarSample]:
     """The samples of a shard, from its headers; without an image, they have no member. Messages name `where`."""
-    content = OpenFile(shard)
-    try:
-        with tarfile.open(shard, "r:") as archive:
-            current: TarSample | None = None
-            while (member := archive.next()) is not None:
-                archive.members = []  # type: ignore[attr-defined]  # otherwise it keeps all of them
-                folder, slash, file = member.name.rpartition("/")
-                if member.isdir() or file.startswith("."):
-                    continue
-                if member.issparse() or not member.isreg():
-                    kind = "sparse" if member.issparse() else f"a link to {member.linkname!r}" * bool(member.linkname)
-                    reason = f"the member {member.name!r} is {kind or 'no regular file'}, which is not supported"
-                    raise DataError(reason, where=where, hint="write the shard again with `tar --hard-dereference -h`")
-                if member.size < 0:  # Python's reader would go back, forever
-                    raise DataError(f"the member {member.name!r} states a negative size", where=where)
-                stem, _, extension = file.partition(".")
-                key = folder + slash + stem  # `a/b` of `a/b.c.jpg`
-                if current is None or current.key != key:
-                    if current is not None:
-                        yield current
-                    current = TarSample(key)
-                parse_member(current, content, member, "." + extension.lower().rpartition(".")[2])
-            # The file must end with a block of zeros: Python's reader also stops at a broken or missing header.
-            end = content.read(archive.offset, tarfile.BLOCKSIZE)
-            if end.strip(b"\0"):
-                raise DataError(f"damaged after byte {archive.offset}", where=where)
-            if len(end) < tarfile.BLOCKSIZE:
-                hint = "download it again, or append 1024 zeros if it is complete"
-                reason = f"truncated after byte {archive.offset}: no zeros mark its end"
-                raise DataError(reason, where=where, hint=hint)
-            if current is not None:
-                yield current
-    except DataError:
-        raise
-    except Exception as error:  # tarfile raises nearly anything for broken headers
-        hint = "decompress compressed shards first"
-        raise DataError(f"not a complete tar file ({describe_error(error)})", where=where, hint=hint) from error
+    content, hint = OpenFile(shard), "decompress compressed shards first"
+    boundary = parsing(where, DataError, reason="not a complete tar file", hint=hint)
+    with boundary, tarfile.open(shard, "r:") as archive:
+        current: TarSample | None = None
+        while (member := archive.next()) is not None:
+            archive.members = []  # type: ignore[attr-defined]  # otherwise it keeps all of them
+            folder, slash, file = member.name.rpartition("/")
+            if member.isdir() or file.startswith("."):
+                continue
+            if member.issparse() or not member.isreg():
+                kind = "sparse" if member.issparse() else f"a link to {member.linkname!r}" * bool(member.linkname)
+                reason = f"the member {member.name!r} is {kind or 'no regular file'}, which is not supported"
+                raise DataError(reason, where=where, hint="write the shard again with `tar --hard-dereference -h`")
+            if member.size < 0:  # Python's reader would go back, forever
+                raise DataError(f"the member {member.name!r} states a negative size", where=where)
+            stem, _, extension = file.partition(".")
+            key = folder + slash + stem  # `a/b` of `a/b.c.jpg`
+            if current is None or current.key != key:
+                if current is not None:
+                    yield current
+                current = TarSample(key)
+            parse_member(current, content, member, "." + extension.lower().rpartition(".")[2])
+        # The file must end with a block of zeros: Python's reader also stops at a broken or missing header.
+        end = content.read(archive.offset, tarfile.BLOCKSIZE)
+        if end.strip(b"\0"):
+            raise DataError(f"damaged after byte {archive.offset}", where=where)
+        if len(end) < tarfile.BLOCKSIZE:
+            hint = "download it again, or append 1024 zeros if it is complete"
+            reason = f"truncated after byte {archive.offset}: no zeros mark its end"
+            raise DataError(reason, where=where, hint=hint)
+        if current is not None:
+            yield current
 
 
 def parse_member(sample: TarSample, content: OpenFile, member: tarfile.TarInfo, extension: str) -> None:
@@ -110,12 +105,8 @@ def read_member(file: OpenFile, offset: int, size: int, key: str) -> RawImage:
     data = file.read(offset, size)
     if len(data) < size:
         raise ImageError("the shard ends before the image", where=key)
-    if not key.endswith(".npy"):
-        return data
-    try:
-        return pixels_of(data)
-    except Exception as error:  # NumPy raises any kind of error for broken headers
-        raise ImageError(f"broken array ({describe_error(error)})", where=key) from error
+    with parsing(key, ImageError, reason="broken array"):
+        return pixels_of(data) if key.endswith(".npy") else data
 
 
 def pixels_of(data: bytes) -> NDArray[np.uint8]:

@@ -107,6 +107,10 @@ class Source(ABC):
         groups = self.targets.strata()
         return groups[np.asarray(self.labels())], int(groups.max()) + 1
 
+    def origin(self, index: int) -> "tuple[Source, int]":
+        """The source that a sample comes from, through all parts and subsets, and its index there."""
+        return self, index
+
     def announce(self, indices: IndexArray) -> None:  # noqa: B027  (most sources have nothing to do)
         """Announce that these samples are read soon, so that a slow source can begin to fetch them."""
 
@@ -122,6 +126,10 @@ class PartSource(Source):
     @abstractmethod
     def part(self, index: int) -> tuple[Source, int]:
         """The source that contains a sample, and its index there."""
+
+    def origin(self, index: int) -> tuple[Source, int]:
+        source, inner = self.part(index)
+        return source.origin(inner)
 
     def label(self, index: int) -> int:
         source, inner = self.part(index)
@@ -350,16 +358,16 @@ class Subset(PartSource):
 class ClassSubset(Subset):
     """The samples of some classes of a source; a label is the position of its class among these."""
 
-    def __init__(self, source: Source, kept: Sequence[int]) -> None:
-        """`kept` has the labels of the classes in the source."""
+    def __init__(self, source: Source, class_labels: Sequence[int]) -> None:
+        """`class_labels` has the labels of the classes in the source."""
         if source.targets is not None:
             raise ConfigError(f"some of the classes can only be used with {KINDS['single'].title}")
         self._new_labels = np.full(len(source.classes), -1, np.int32)
-        self._new_labels[list(kept)] = np.arange(len(kept))
+        self._new_labels[list(class_labels)] = np.arange(len(class_labels))
         indices = (start + np.flatnonzero(self._new_labels[c] >= 0) for start, c in read_chunks(source.labels()))
-        name = f"{source.name} ({len(kept)} of {plural(len(source.classes), 'class')})"
+        name = f"{source.name} ({len(class_labels)} of {plural(len(source.classes), 'class')})"
         super().__init__(source, scratch_column(indices, "i8").path, name=name)
-        self.classes = tuple(source.classes[label] for label in kept)
+        self.classes = tuple(source.classes[label] for label in class_labels)
 
     def label(self, index: int) -> int:
         return int(self._new_labels[super().label(index)])

@@ -237,13 +237,13 @@ def parquet_rows(path: Path, required: tuple[str, ...]) -> Iterator[Row]:
 def jsonl_rows(path: Path, required: tuple[str, ...]) -> Iterator[Row]:
     """One JSON object per line."""
     with open(path, "rb") as file:
-        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
-            where = f"{path}, line {number}"
+        for line_number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
+            where = f"{path}, line {line_number}"
             if len(line) > MAX_LINE_BYTES:
                 raise DataError(f"the line has more than {MAX_LINE_BYTES >> 20} MB", where=where)
             if line.strip():
                 row = parse_object(line, where, raises=DataError)
-                yield f"line {number}", dict(zip(rename_columns(where, row, required), row.values()))
+                yield f"line {line_number}", dict(zip(rename_columns(where, row, required), row.values()))
 
 
 def rename_columns(path: str | Path, columns: Iterable[str], required: tuple[str, ...]) -> list[str]:
@@ -481,11 +481,8 @@ def contains_images(files: Sequence[Path]) -> bool:
 def image_columns(path: Path, source: type[ParquetSource]) -> ImageColumns | None:
     """The columns of a file of images; None for a file without a column of images, such as a manifest."""
     types = require("pyarrow.types", "parquet")
-    try:
+    with parsing(path, DataError, reason=f"not {'a Parquet' if source is ParquetSource else 'an Arrow'} file"):
         schema = source.schema(path)
-    except Exception as error:  # pyarrow raises several kinds for broken files
-        kind = "a Parquet" if source is ParquetSource else "an Arrow"
-        raise DataError(f"not {kind} file ({str(error).splitlines()[0]})", where=path) from error
     features = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"), path, raises=DataError)
     for key in ("info", "features"):
         features = features.get(key, {}) if isinstance(features, dict) else {}

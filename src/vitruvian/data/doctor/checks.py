@@ -30,7 +30,7 @@ from vitruvian.data.doctor.scan import (
     unit,
 )
 from vitruvian.data.sources import EMPTY_CLASS
-from vitruvian.errors import DataError
+from vitruvian.errors import DataError, parsing
 from vitruvian.targets import TargetTable
 from vitruvian.text import brief, plural
 
@@ -258,10 +258,10 @@ def label_votes(scan: Scan, groups: Sequence[Rows], classes: int, vectors: Float
     labels = scan.records["label"]
     if len(rows) <= NEIGHBORS:
         return None
-    own, near = labels[rows], neighbors(features, rows, group_leaders(len(labels), groups))
+    row_labels, near = labels[rows], neighbors(features, rows, group_leaders(len(labels), groups))
     majority, agreeing = most_common(labels[near])
-    total = np.bincount(own, minlength=classes)
-    sure = np.bincount(own, (majority == own) & (agreeing >= AGREEING), minlength=classes)
+    total = np.bincount(row_labels, minlength=classes)
+    sure = np.bincount(row_labels, (majority == row_labels) & (agreeing >= AGREEING), minlength=classes)
     checked = (total > 0) & (sure >= SEPARATED_SHARE * total)
     return Votes(name, rows, near, majority, agreeing, checked)
 
@@ -277,8 +277,8 @@ def check_labels(scan: Scan, votes: Votes | None, advice: str = "") -> Iterator[
         yield Finding("labels", "unchecked", f"labels: {why}", advice=advice if votes else "")
         return
     labels, near, agreeing, checked = scan.records["label"], votes.near, votes.agreeing, votes.checked
-    own, majority = labels[votes.rows], votes.majority
-    mask = (agreeing >= AGREEING) & (majority != own) & checked[own] & checked[majority]
+    row_labels, majority = labels[votes.rows], votes.majority
+    mask = (agreeing >= AGREEING) & (majority != row_labels) & checked[row_labels] & checked[majority]
     suspicious = sorted(np.flatnonzero(mask).tolist(), key=lambda i: (-agreeing[i], i))
     separated = f"{votes.name} separate {'all' if checked.all() else f'{checked.sum()} of'} {len(checked)} classes"
     if not suspicious:
@@ -348,35 +348,35 @@ def check_predictions(scan: Scan, path: Path) -> Iterator[Finding]:
     rows = {(names[r["split"]], int(r["index"])): row for row, r in enumerate(scan.records)}
     classes = next(iter(scan.splits.values())).classes
     doubtful: list[tuple[int, int, int, float, float]] = []  # row, label, prediction and the probabilities of both
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
-            for line in csv.DictReader(file):
-                row = rows[line["split"], int(line["index"])]
-                image = image_ref(scan, row)
-                if image.key != line["path"] or image.label != line["label"]:
-                    reason = f"{line['path']} is not this image or has another label now"
-                    raise DataError(reason, where=path, hint=AGAIN)
-                numbers = float(line["label_probability"]), float(line["probability"])
-                doubtful.append((row, classes.index(line["label"]), classes.index(line["prediction"]), *numbers))
-    except (KeyError, ValueError, TypeError, csv.Error, OSError) as error:
-        raise DataError(f"not out-of-fold predictions of this data ({error})", where=path, hint=AGAIN) from error
+    boundary = parsing(path, DataError, reason="not out-of-fold predictions of this data", hint=AGAIN)
+    with boundary, open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+        for line in csv.DictReader(file):
+            row = rows[line["split"], int(line["index"])]
+            image = image_ref(scan, row)
+            if image.key != line["path"] or image.label != line["label"]:
+                reason = f"{line['path']} is not this image or has another label now"
+                raise DataError(reason, where=path, hint=AGAIN)
+            probabilities = float(line["label_probability"]), float(line["probability"])
+            doubtful.append((row, classes.index(line["label"]), classes.index(line["prediction"]), *probabilities))
     if not doubtful:
         raise DataError("no predictions", where=path, hint=AGAIN)
-    where, label, prediction, own, best = map(np.array, zip(*doubtful))
-    sure = np.bincount(label, own, len(classes)) / np.maximum(np.bincount(label, minlength=len(classes)), 1)
+    where, label, prediction, stated, best = map(np.array, zip(*doubtful))
+    sure = np.bincount(label, stated, len(classes)) / np.maximum(np.bincount(label, minlength=len(classes)), 1)
     wrong = np.flatnonzero((prediction != label) & (best >= sure[prediction]))
     if not len(wrong):
         yield Finding("label", "ok", f"no suspicious labels by the predictions for {len(where):,} images")
         return
     examples = []
-    for i in wrong[np.argsort(own[wrong] - best[wrong], kind="stable")][:REVIEWED].tolist():
+    for i in wrong[np.argsort(stated[wrong] - best[wrong], kind="stable")][:REVIEWED].tolist():
         alike = np.flatnonzero((label == prediction[i]) & (prediction == label))
-        nearest = alike[np.argsort(-own[alike], kind="stable")][:3]
+        nearest = alike[np.argsort(-stated[alike], kind="stable")][:3]
         images = tuple(image_ref(scan, int(where[j])) for j in (i, *nearest))
-        note = f"predicted as {classes[prediction[i]]} with {best[i]:.0%}, as {classes[label[i]]} with {own[i]:.0%}"
+        note = f"predicted as {classes[prediction[i]]} with {best[i]:.0%}, as {classes[label[i]]} with {stated[i]:.0%}"
         if len(images) > 1:
             examples.append(FindingExample(note, images))
-    text = f"{plural(len(wrong), 'image', 'is|are')} predicted as another class, out of {len(own):,} images out of fold"
+    text = (
+        f"{plural(len(wrong), 'image', 'is|are')} predicted as another class, out of {len(stated):,} images out of fold"
+    )
     yield Finding("label", "warning", text, len(wrong), "suspicious, not proven: check the label", tuple(examples))
 
 

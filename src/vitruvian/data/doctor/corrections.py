@@ -149,7 +149,7 @@ def read_corrections(path: Path, data: Dataset) -> dict[Position, dict[str, Any]
     if content.get("format") != FORMAT or not isinstance(entries, list):
         raise DataError("not the corrections of a page of `vit doctor --review`", where=path)
     decisions: dict[Position, dict[str, Any]] = {}
-    for number, entry in enumerate(entries, 1):
+    for row, entry in enumerate(entries, 1):
         try:
             split, index, key, was, label = (entry[name] for name in ("split", "index", "key", "was", "label"))
             source = data.splits[split]
@@ -157,16 +157,16 @@ def read_corrections(path: Path, data: Dataset) -> dict[Position, dict[str, Any]
                 raise IndexError
             actual = source.key(index), source.classes[source.label(index)]
         except (KeyError, TypeError, IndexError):
-            reason = f"correction {number} is not about an image of {data.name}"
+            reason = f"correction {row} is not about an image of {data.name}"
             raise DataError(reason, where=path, hint="check that it belongs to this dataset") from None
         if (key, was) != actual:
             raise DataError(
-                f"correction {number} is about {printable(str(key))} labeled {printable(str(was))}, but image "
+                f"correction {row} is about {printable(str(key))} labeled {printable(str(was))}, but image "
                 f"{index} of {split} is {printable(actual[0])} labeled {printable(actual[1])}",
                 where=path,
                 hint="the data has changed: run `vit doctor --review` again",
             )
         if label is not None and label not in source.classes:
-            raise DataError(f"correction {number}: no class {printable(str(label))!r} in {data.name}", where=path)
+            raise DataError(f"correction {row}: no class {printable(str(label))!r} in {data.name}", where=path)
         decisions[split, index] = entry
     return decisions

@@ -18,7 +18,7 @@ from vitruvian.data.doctor.scan import scan
 from vitruvian.data.folder import FolderSource
 from vitruvian.data.formats import open_dataset, open_images
 from vitruvian.data.groups import GROUP_COLUMN, values_by
-from vitruvian.data.sources import DerivedSource, PartSource, Source, read_file
+from vitruvian.data.sources import DerivedSource, Source, read_file
 from vitruvian.errors import DataError, ImageError
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import Record
@@ -84,19 +84,19 @@ def find_overlap(
     dataset = open_dataset(data, accepts=KINDS)
     if not against:
         raise DataError("no dataset to compare with", where=dataset.name)
-    own, others = dict(dataset.splits), list[tuple[str, Source]]()  # the others by the names of their datasets
+    examined, others = dict(dataset.splits), list[tuple[str, Source]]()  # the others by the names of their datasets
     for test in against:
         parts = open_images(test)
         chosen = {split: source for split, source in parts.items() if split != "train"} or parts
         others += [(str(test), source) for source in chosen.values()]
     # Splits of one scan: those of the data, then each test split and its mirror image.
-    splits = {f"data {name}": source for name, source in own.items()}
+    splits = {f"data {name}": source for name, source in examined.items()}
     for number, (_, source) in enumerate(others):
         splits |= {f"test {number}": source, f"mirror {number}": Mirrored(source)}
     scanned = scan(splits, workers=workers, track=track)
     split, readable = scanned.records["split"].astype(int), scanned.readable
-    is_test = split >= len(own)
-    is_mirror = is_test & ((split - len(own)) % 2 == 1)
+    is_test = split >= len(examined)
+    is_mirror = is_test & ((split - len(examined)) % 2 == 1)
     matches = []
     for group in same_groups(scanned.records["pixels"], scanned.sketches, np.flatnonzero(readable)):
         tests = group[is_test[group]]
@@ -105,13 +105,13 @@ def find_overlap(
             best = min(tests.tolist(), key=lambda test: (not is_exact(scanned, (row, test)), bool(is_mirror[test])))
             note = MIRRORED if is_mirror[best] else EXACT if is_exact(scanned, (row, best)) else NEAR
             image, other = image_ref(scanned, row), image_ref(scanned, best)
-            name = others[(int(split[best]) - len(own)) // 2][0]
+            name = others[(int(split[best]) - len(examined)) // 2][0]
             plain = dataclasses.replace(image, split=image.split.removeprefix("data "))
             matches.append(Match(plain, dataclasses.replace(other, split=name), name, note))
     sizes = {name: sum(len(source) for other, source in others if other == name) for name, _ in others}
     return Overlap(
         data=dataset.name,
-        images=sum(map(len, own.values())),
+        images=sum(map(len, examined.values())),
         against=sizes,
         unreadable=int((~readable & ~is_mirror).sum()),
         matches=tuple(matches),
@@ -157,8 +157,7 @@ def equal_files(train: Source, held: Source, rows: list[int]) -> list[int] | Non
 
 def file_path(source: Source, index: int) -> str | None:
     """The path of the file of an image, if it is one."""
-    while isinstance(source, PartSource):
-        source, index = source.part(index)
+    source, index = source.origin(index)
     return os.path.join(source.root, source.key(index)) if isinstance(source, FolderSource) else None
 
 
