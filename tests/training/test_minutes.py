@@ -1,6 +1,8 @@
 """Runs that fit: into a number of minutes by measurement, and into memory by splitting the batch."""
 
+import importlib
 import math
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +12,7 @@ from runs import TINY, identical, weights
 
 import vitruvian.training.planning as planning
 from vitruvian.errors import VitruvianError
-from vitruvian.training import Listener, read_recipe, resume, train
+from vitruvian.training import Listener, loop, read_recipe, resume, train
 from vitruvian.training.finetune import protocol_for
 from vitruvian.training.loop import Trainer
 from vitruvian.training.planning import fit_minutes
@@ -106,6 +108,26 @@ class Notes(Listener):
 
     def said(self, text):
         self.lines.append(text)
+
+
+def test_a_run_whose_steps_are_slower_than_measured_is_shortened_and_ends_in_time(base, clock, tmp_path, monkeypatch):
+    now, step, notes = [0.0], Trainer.step, Notes()
+
+    def slow(self, *batch):
+        now[0] += 2.0  # 1.0 was measured
+        return step(self, *batch)
+
+    for module in (loop, importlib.import_module("vitruvian.training.train")):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], strftime=time.strftime))
+    monkeypatch.setattr(Trainer, "step", slow)
+    more = {"recipe": "finetune-small", "settings": [*TINY_RECIPE[1:], "freeze_layers=0"], "listeners": [notes]}
+    run = train("digits", base, minutes=1, out=tmp_path / "run", progress=False, **more)
+    lines = run.metrics("train")
+    assert run.facts["steps"] == run.recipe.steps == lines[-1]["step"] == now[0] / 2
+    assert 20 <= lines[-1]["step"] < 57 / 2  # beside the evaluation, which takes no time here
+    assert lines[-1]["lr"] < lines[0]["lr"] / 10
+    assert any(line.startswith("to end in time: ") and "steps instead of 54" in line for line in notes.lines)
+    assert not run.damage()
 
 
 @pytest.fixture

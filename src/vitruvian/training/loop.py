@@ -50,7 +50,7 @@ from vitruvian.training.initial_model import augment_for
 from vitruvian.training.journal import METRICS_FILE, Journal, Line, Listener, notify
 from vitruvian.training.masked import Colors, MaskedViT
 from vitruvian.training.recipe import Recipe
-from vitruvian.training.run_folder import Run
+from vitruvian.training.run_folder import Run, write_run
 from vitruvian.training.run_report import write_report
 from vitruvian.training.splits import NO_TRANSFORMS, CustomTransforms, Splits, TrainingBatches, validation_loader
 from vitruvian.weights.adapter import save_adapter
@@ -230,10 +230,18 @@ class Trainer:
 class Loop:
     """Takes a trainer from a position to the end of its run, and writes the run's folder."""
 
-    def __init__(self, trainer: Trainer, folder: Path, position: Position, listeners: Sequence[Listener]) -> None:
-        self.trainer, self.run_folder, self.position = trainer, Run(folder), position
+    def __init__(
+        self,
+        trainer: Trainer,
+        folder: Path,
+        position: Position,
+        listeners: Sequence[Listener],
+        deadline: float = math.inf,
+    ) -> None:
+        """`deadline` is a time of `time.monotonic()`, to end at; the run then has as many steps as fit."""
+        self.trainer, self.run_folder, self.position, self.deadline = trainer, Run(folder), position, deadline
         self.recipe, self.processes, self.batches = trainer.recipe, trainer.processes, trainer.batches
-        self.steps = self.batches.total
+        self.steps = self.planned = self.batches.total
         self.listeners = tuple(listeners) if self.processes.is_main else ()
         self.checkpoints = Checkpoints(self.run_folder.checkpoints, self.processes, keep=self.recipe.keep_checkpoints)
         transform = trainer.transforms.transform or trainer.model.meta.preprocess
@@ -244,6 +252,7 @@ class Loop:
         self.start_time = now - position.seconds  # as if all sessions had followed each other
         self.line_time = now  # of the last line of training metrics, later by the evaluations since then
         self.checkpoint_time = now
+        self.check_time = now + (deadline - now) / 5  # when to see whether the run will end at its deadline
         self.sums: list[Tensor] = []  # results of the steps since the last read from the device
         self.metrics: objective.ValidationMetrics | None = None  # the last evaluation in this session
         self.scalars: dict[str, float] = {}  # its numbers, with the few-shot accuracy
@@ -276,7 +285,7 @@ class Loop:
         if position.step and self.is_evaluation_due() and position.evaluated != position.step:
             self.evaluate(stop)  # the run was stopped during this evaluation
         for batch in self.batches.from_step(position.step):
-            if self.is_early_stop():
+            if self.is_early_stop() or position.step >= self.steps:
                 break
             before = self.trainer.grad_accum_steps
             self.sums.append(self.trainer.step(batch, position.step))
@@ -290,6 +299,7 @@ class Loop:
                 listener.stepped(position.step)
             if position.step % self.recipe.log_every == 0 or position.step == self.steps:
                 self.record_training()
+                self.keep_deadline()
             if self.is_evaluation_due():
                 self.evaluate(stop)
             signal_number, is_due = self.agree_on_checkpoint(stop)
@@ -297,6 +307,29 @@ class Loop:
                 self.write_checkpoint(wait=bool(signal_number))
             if signal_number and position.step < self.steps:
                 self.interrupt(signal_number)
+
+    def keep_deadline(self) -> None:
+        """Fit the number of steps, at most the planned one, to the time that is left; the lr then decays within it."""
+        if math.isinf(self.deadline) or self.position.step == self.steps:
+            return
+        before, run, steps = self.steps, self.run_folder, self.processes.broadcast(self.steps_in_time())
+        if abs(steps - before) <= before / 20:
+            return
+        self.steps, self.trainer.schedule = steps, optim.Schedule(self.recipe, steps)
+        self.batches.end_at(steps)
+        if self.processes.is_main:
+            write_run(run.folder, run.recipe.replace(steps=steps), run.facts | {"steps": steps})
+        notify(self.listeners, f"to end in time: {steps:,} steps instead of {before:,}")
+
+    def steps_in_time(self) -> int:
+        """The number of steps that ends at the deadline, from the time of the steps so far."""
+        now, done = time.monotonic(), self.position.step
+        if now < self.check_time:
+            return self.steps
+        self.check_time = now + (self.deadline - now) / 5
+        left = (self.deadline - now) * done / max(now - self.start_time, 1e-9)
+        left -= self.validation.steps_per_epoch / 2  # the last evaluation, which has no backward passes
+        return min(self.planned, done + max(1, int(left)))
 
     def can_rescue(self) -> bool:
         """Whether the best weights before a divergence can be saved; with FSDP, only some processes may notice it."""

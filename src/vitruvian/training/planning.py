@@ -236,7 +236,8 @@ def fit_minutes(data: object, recipe: Recipe, minutes: float, keys: Container[st
         needed = format_duration(60 * minutes - left)
         reason = f"{argument('minutes', minutes, 'g')} is too short: about {needed} pass without a step"
         raise TrainingError(reason, hint="give more time, or fewer images (max_train_samples)")
-    warmup = changed.warmup / measured.steps if changed.warmup >= 1 else changed.warmup  # the same fraction
+    lengths = {"warmup": changed.warmup, "cooldown": changed.cooldown}
+    lengths = {name: length / measured.steps for name, length in lengths.items() if length >= 1}  # the same fraction
     split = changed.grad_accum_steps
     free = MEMORY_SHARE * available_bytes(measured.device) - measured.weight_bytes
     while measured.step_bytes * changed.grad_accum_steps / split > free > 0 and split < changed.batch_size:
@@ -247,7 +248,7 @@ def fit_minutes(data: object, recipe: Recipe, minutes: float, keys: Container[st
         notes.append(f"to end in time: freeze_layers={changed.freeze_layers:g}{size}")
     if split != changed.grad_accum_steps:
         notes.append(f"grad_accum_steps={split}: a batch needs {format_bytes(measured.step_bytes)} of memory")
-    return changed.replace(steps=steps, epochs=0, warmup=warmup, grad_accum_steps=split), notes
+    return changed.replace(steps=steps, epochs=0, **lengths, grad_accum_steps=split), notes
 
 
 def available_bytes(device: str) -> float:

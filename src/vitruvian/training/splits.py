@@ -284,10 +284,13 @@ class TrainingBatches:
         self._transform, self._size = transform, cast(Size | None, None)
         self._loader = self.loader(augment.image_size)
         self.per_epoch = self._loader.steps_per_epoch  # in steps, as all of these
-        self.total = recipe.steps or max(1, round(recipe.epochs * self.per_epoch))  # steps of the run
+        self.end_at(recipe.steps or max(1, round(recipe.epochs * self.per_epoch)))
         self.per_evaluation = max(1, round(recipe.eval_every * self.per_epoch)) if recipe.eval_every else self.total
         """Steps between evaluations."""
-        self.stages = resolution_stages(recipe, augment.image_size, self.total)
+
+    def end_at(self, steps: int) -> None:
+        """Set the number of steps of the run."""
+        self.total, self.stages = steps, resolution_stages(self.recipe, self.augment.image_size, steps)
 
     def loader(self, size: Size) -> Loader:
         """The loader for training images of this size; there is one at a time."""

@@ -1,6 +1,7 @@
 """Start a training run, or resume an interrupted one."""
 
 import json
+import math
 import os
 import shutil
 import time
@@ -36,7 +37,7 @@ from vitruvian.training.distributed import Processes, process_group
 from vitruvian.training.initial_model import fit_logistic, initial_model, rebuild_model, set_head
 from vitruvian.training.journal import Listener, ProgressListener, TensorBoard, notify
 from vitruvian.training.loop import Loop, Trainer
-from vitruvian.training.planning import choose_recipe, fit_minutes
+from vitruvian.training.planning import RESERVE, choose_recipe, fit_minutes
 from vitruvian.training.recipe import DESCRIPTION, HARMLESS, LOCAL, Recipe, as_changes, change_recipe, changed_keys
 from vitruvian.training.run_folder import Run, make_folder
 from vitruvian.training.splits import (
@@ -92,7 +93,8 @@ def train(
         progress: Show progress on stderr.
         auto_resume: Resume the run in `out` if there is one with the same recipe, so that one call can start and
             continue a run.
-        minutes: Time for the run, from which the number of steps is chosen (see `fit_minutes`).
+        minutes: Time for the run, from which the number of steps is chosen (see `fit_minutes`). If steps turn out to
+            be slower, there are fewer.
         changes: Settings of the recipe by keyword, such as `epochs=20` or `lr=1e-4` (see `Recipe`).
 
     Returns:
@@ -102,6 +104,7 @@ def train(
         TrainingError: the run cannot start, or diverged.
         Interrupted: a signal stopped the run; a checkpoint is written, and `resume` continues it.
     """
+    began = time.monotonic()
     settings, listeners = as_changes(settings, changes, signature(train).parameters), (TensorBoard(), *listeners)
     ref, transforms = DataRef.of(data), CustomTransforms(transform, train_transform)
     chosen = choose_recipe(ref, recipe, model=model, weights=weights, settings=settings)
@@ -180,7 +183,8 @@ def train(
         described = described.replace(model=title_of(start.config)) if chosen.weights else described
         processes.on_main(lambda: run_folder.create_run(folder, described, facts) and None)
         processes.check_sees(folder / RUN_FILE)
-        return Loop(trainer, folder, Position(), listeners).run()
+        deadline = math.inf if minutes is None else began + 60 * minutes * (1 - RESERVE / 2)
+        return Loop(trainer, folder, Position(), listeners, deadline).run()
 
 
 def device_notes(processes: Processes) -> list[str]:
