@@ -47,8 +47,7 @@ MOST_MODELS, SPEED_IMAGES = 3, 16  # cached weights to compare; images that thei
 FEATURE_SHARE, TRIAL_SHARE = 0.3, 0.5  # of the time for the features of all models; of the rest for the trial
 LEAST_IMAGES, LEAST_STEPS = 64, 8  # fewer say nothing
 TOLERANCE = 0.5  # points of accuracy that a quicker option may lose
-AGAIN = 0.5  # after the trial, the logarithm of the errors falls by this fraction of what it fell in the trial
-UNTRIED = 0.9  # errors after a trial that there was no time for, as a fraction of those of the linear probe
+EXPONENT = 0.25  # of the power law by which the errors fall with the number of steps after the trial
 UNSURE, VERY_UNSURE = 1.35, 2.0  # factors by which predicted errors may be too many or too few; without a trial
 SHOWN, VIEWS = 24, 2  # sample images on the page, and augmented views of each
 HEADINGS: tuple[str, ...] = ("option", "weights", ">expected %", "95% interval", ">minutes", ">size", ">images/s")
@@ -245,7 +244,7 @@ def finetunings(
     left = TRIAL_SHARE * (end - time.monotonic()) - found.share * (head + evaluation)
     is_full, least = found.share == 1 and seconds < left, min(LEAST_STEPS, planned.steps)
     steps = min(max(least, round(per_epoch * found.share)), int(left / step))
-    top1, done = 100 - UNTRIED * (100 - found.top1), 0.0
+    top1, done = found.top1, 0.0  # a short fine-tuning is often worse than the probe that it starts from
     unsure, basis = VERY_UNSURE, "the linear probe, without a trial"
     if is_full or steps >= least:
         trial, began = recipe if is_full else recipe.replace(steps=steps, epochs=0, eval_every=0), time.monotonic()
@@ -255,12 +254,12 @@ def finetunings(
         name, length = f"fine-tuning, {done:.2g} epochs", [] if is_full else ["--epochs", f"{done:.2g}"]
         basis = f"{len(parts[1]):,} held-out images"
         yield found.option(name, [*words, *length], top1, took / found.share, basis, slower=slower)
-        unsure, basis = UNSURE, f"{found.top1:.1f}% by the probe, {top1:.1f}% after {done:.2g} epochs"
+        unsure, basis = UNSURE, f"{top1:.1f}% after {done:.2g} epochs"
     in_time = (60 * minutes * (1 - RESERVE) - head - evaluation) / (step * per_epoch)
     if seconds > 60 * minutes and in_time > max(MIN_EPOCHS, done):
         seconds, epochs, words = 60 * minutes, in_time, [*words, "--minutes", f"{minutes:g}"]
     if epochs > done:
-        top1 = 100 - (100 - top1) * math.exp(-AGAIN * max(0.0, found.fewer_errors(found.top1, top1)))
+        top1 = 100 - (100 - top1) * (done / epochs) ** EXPONENT if done else top1
         yield found.option(f"fine-tuning, {epochs:.2g} epochs", words, top1, seconds / 60, basis, unsure, slower)
 
 
