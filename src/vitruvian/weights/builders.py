@@ -10,10 +10,10 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial, wraps
-from typing import Any, ParamSpec, Self, cast
+from functools import partial
+from typing import Any, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -104,19 +104,13 @@ class ImageClassification(nn.Module):
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Weights:
     """One set of weights: its address, the constructor of its transform, and facts about it."""
 
     url: str
-    transforms: partial[ImageClassification]
-    meta: dict[str, Any]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Weights) and self.url == other.url
-
-    def __hash__(self) -> int:
-        return hash(self.url)
+    transforms: partial[ImageClassification] = field(compare=False)
+    meta: dict[str, Any] = field(compare=False)
 
 
 class WeightsEnum(Enum):
@@ -136,18 +130,20 @@ class WeightsEnum(Enum):
             raise TypeError(f"weights must be a {cls.__name__}, not a {type(weights).__name__}")
         return weights
 
+    value: Weights
+
     @property
     def url(self) -> str:
-        return cast(Weights, self.value).url
+        return self.value.url
 
     @property
     def transforms(self) -> partial[ImageClassification]:
         """Call it for the transform: `weights.transforms()`."""
-        return cast(Weights, self.value).transforms
+        return self.value.transforms
 
     @property
     def meta(self) -> dict[str, Any]:
-        return cast(Weights, self.value).meta
+        return self.value.meta
 
     @property
     def published_name(self) -> str:
@@ -350,44 +346,15 @@ def _from_any_names(module: nn.Module, state: dict[str, Tensor], prefix: str, *_
     state |= {prefix + re.sub(r"^(?=(head|pre_logits)\.)", "heads.", name): tensor for name, tensor in inner.items()}
 
 
-P = ParamSpec("P")
-
-
-def _legacy(default: WeightsEnum | None) -> Callable[[Callable[P, VisionTransformer]], Callable[P, VisionTransformer]]:
-    """Also accept the calls that torchvision accepts with a warning: arguments by position, and `pretrained`."""
-
-    def decorate(builder: Callable[..., VisionTransformer]) -> Callable[..., VisionTransformer]:
-        @wraps(builder)
-        def build(*args: Any, **kwargs: Any) -> VisionTransformer:
-            if args:
-                positional = dict(zip(("weights", "progress"), args))
-                if len(args) > 2 or positional.keys() & kwargs:
-                    return builder(*args, **kwargs)  # a TypeError that says so
-                warnings.warn(f"pass {' and '.join(positional)} by keyword", stacklevel=2)
-                kwargs |= positional
-            weights = kwargs.get("weights")
-            if "pretrained" in kwargs or not isinstance(weights, WeightsEnum | str | None):
-                pretrained = kwargs.pop("pretrained", False) or weights
-                if pretrained and default is None:
-                    raise ValueError(f"{builder.__name__} has no weights for pretrained=True; pass weights")
-                kwargs["weights"] = default if pretrained else None
-                warnings.warn(f"pretrained is deprecated; pass weights={kwargs['weights']}", stacklevel=2)
-            return builder(**kwargs)
-
-        return build
-
-    return decorate
-
-
-def _build(name: str, weights: WeightsEnum | None, progress: bool, overrides: dict[str, Any]) -> VisionTransformer:
+def _build(
+    name: str, function: str, weights: WeightsEnum | None, progress: bool, overrides: dict[str, Any]
+) -> VisionTransformer:
     """The model of a builder, in training mode, randomly initialized from torch's generator or with weights."""
     config = resolve(name).replace(numerics=NUMERICS["torchvision"])
     assert isinstance(config, ViTConfig)
-    overrides = dict(overrides)
     norm, stem = overrides.pop("norm_layer", None), overrides.pop("conv_stem_configs", None)
     if unknown := next((key for key in overrides if key not in ARGUMENTS), None):
-        reason = f"{name.replace('-', '_').replace('/', '_').lower()}() got an unexpected keyword argument {unknown!r}"
-        raise TypeError(reason)
+        raise TypeError(f"{function}() got an unexpected keyword argument {unknown!r}")
     if stem is not None:
         raise ConfigError("conv_stem_configs is not supported", hint="use create_model(name, stem=StemConfig(...))")
     if norm is not None:
@@ -421,14 +388,33 @@ def _build(name: str, weights: WeightsEnum | None, progress: bool, overrides: di
     return model
 
 
-@_legacy(ViT_B_16_Weights.IMAGENET1K_V1)
-def vit_b_16(
-    *, weights: ViT_B_16_Weights | str | None = None, progress: bool = True, **overrides: Any
-) -> VisionTransformer:
-    """ViT-B/16, as `torchvision.models.vit_b_16` builds it.
+def _builder(name: str, enum: type[WeightsEnum], pretrained: WeightsEnum | None) -> Callable[..., VisionTransformer]:
+    """torchvision's function that builds a variant; `pretrained` are the weights for its older argument of that name.
+
+    It also accepts the calls that torchvision accepts with a warning: arguments by position, and `pretrained`.
+    """
+    function = enum.__name__.removesuffix("_Weights").lower()
+
+    def build(*args: Any, **overrides: Any) -> VisionTransformer:
+        positional = dict(zip(("weights", "progress"), args))
+        if len(args) > 2 or positional.keys() & overrides:
+            raise TypeError(f"{function}() takes 0 positional arguments but {len(args)} were given")
+        if args:
+            warnings.warn(f"pass {' and '.join(positional)} by keyword", stacklevel=2)
+        overrides |= positional
+        weights, progress = overrides.pop("weights", None), overrides.pop("progress", True)
+        if "pretrained" in overrides or not isinstance(weights, WeightsEnum | str | None):
+            if (is_pretrained := overrides.pop("pretrained", False) or weights) and pretrained is None:
+                raise ValueError(f"{function} has no weights for pretrained=True; pass weights")
+            weights = pretrained if is_pretrained else None
+            warnings.warn(f"pretrained is deprecated; pass weights={weights}", stacklevel=2)
+        return _build(name, function, enum.verify(weights), progress, overrides)
+
+    build.__name__ = build.__qualname__ = function
+    build.__doc__ = f"""{name}, as `torchvision.models.{function}` builds it.
 
     Args:
-        weights: Weights to load, as a member of the enum or its name; None for random ones.
+        weights: Weights to load, as a member of `{enum.__name__}` or its name; None for random ones.
         progress: Show a progress bar while downloading.
         overrides: Arguments of torchvision's VisionTransformer: `image_size`, `num_classes`, `dropout`,
             `attention_dropout`, `representation_size` and, without weights, also `patch_size`, `num_layers`,
@@ -439,36 +425,16 @@ def vit_b_16(
         TypeError: The weights are those of another model, or an argument is unknown.
         ValueError: An argument contradicts the weights, or another.
     """
-    return _build("ViT-B/16", ViT_B_16_Weights.verify(weights), progress, overrides)
+    return build
 
 
-@_legacy(ViT_B_32_Weights.IMAGENET1K_V1)
-def vit_b_32(
-    *, weights: ViT_B_32_Weights | str | None = None, progress: bool = True, **overrides: Any
-) -> VisionTransformer:
-    """ViT-B/32; the arguments are those of `vit_b_16`."""
-    return _build("ViT-B/32", ViT_B_32_Weights.verify(weights), progress, overrides)
-
-
-@_legacy(ViT_L_16_Weights.IMAGENET1K_V1)
-def vit_l_16(
-    *, weights: ViT_L_16_Weights | str | None = None, progress: bool = True, **overrides: Any
-) -> VisionTransformer:
-    """ViT-L/16; the arguments are those of `vit_b_16`."""
-    return _build("ViT-L/16", ViT_L_16_Weights.verify(weights), progress, overrides)
-
-
-@_legacy(ViT_L_32_Weights.IMAGENET1K_V1)
-def vit_l_32(
-    *, weights: ViT_L_32_Weights | str | None = None, progress: bool = True, **overrides: Any
-) -> VisionTransformer:
-    """ViT-L/32; the arguments are those of `vit_b_16`."""
-    return _build("ViT-L/32", ViT_L_32_Weights.verify(weights), progress, overrides)
-
-
-@_legacy(None)
-def vit_h_14(
-    *, weights: ViT_H_14_Weights | str | None = None, progress: bool = True, **overrides: Any
-) -> VisionTransformer:
-    """ViT-H/14; the arguments are those of `vit_b_16`."""
-    return _build("ViT-H/14", ViT_H_14_Weights.verify(weights), progress, overrides)
+vit_b_16 = _builder("ViT-B/16", ViT_B_16_Weights, ViT_B_16_Weights.IMAGENET1K_V1)
+"""ViT-B/16 with torchvision's arguments; `help(vit_b_16)` lists them."""
+vit_b_32 = _builder("ViT-B/32", ViT_B_32_Weights, ViT_B_32_Weights.IMAGENET1K_V1)
+"""ViT-B/32; the arguments are those of `vit_b_16`."""
+vit_l_16 = _builder("ViT-L/16", ViT_L_16_Weights, ViT_L_16_Weights.IMAGENET1K_V1)
+"""ViT-L/16; the arguments are those of `vit_b_16`."""
+vit_l_32 = _builder("ViT-L/32", ViT_L_32_Weights, ViT_L_32_Weights.IMAGENET1K_V1)
+"""ViT-L/32; the arguments are those of `vit_b_16`."""
+vit_h_14 = _builder("ViT-H/14", ViT_H_14_Weights, None)
+"""ViT-H/14; the arguments are those of `vit_b_16`."""
