@@ -12,8 +12,7 @@ from vitruvian.catalog import VARIANTS
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, ResNetConfig, RopeConfig, ViTConfig
 from vitruvian.errors import CheckpointError, ConversionError
 from vitruvian.model.build import build
-from vitruvian.weights.families.timm_config import TimmConfig, find_architecture
-from vitruvian.weights.families.timm_writer import choose
+from vitruvian.weights.families.timm_config import TimmConfig, choose, find_architecture
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 

@@ -7,7 +7,6 @@ from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError, UnknownNameError
 from vitruvian.model.build import Model
 from vitruvian.weights.checkpoint_files import Checkpoint
-from vitruvian.weights.families.dino import Dino, DinoV2, DinoV3
 from vitruvian.weights.families.family import Family
 from vitruvian.weights.families.google import BigVision, Bit, Google, GoogleMixer, Lit
 from vitruvian.weights.families.huggingface import HuggingFace
@@ -21,8 +20,7 @@ from vitruvian.weights.families.huggingface_vit import (
 )
 from vitruvian.weights.families.openclip import OpenClip, OpenClipTimm
 from vitruvian.weights.families.tables import REFUSED
-from vitruvian.weights.families.timm import Timm, TimmBit, TimmMixer
-from vitruvian.weights.families.timm_writer import TimmArchitecture
+from vitruvian.weights.families.timm import Dino, DinoV2, DinoV3, Timm, TimmArchitecture, TimmBit, TimmMixer
 from vitruvian.weights.families.torchvision import Torchvision
 
 READERS: dict[str, tuple[Family[Any], ...]] = {

@@ -1,8 +1,9 @@
-"""timm's architectures by name, and the `config.json` of its folders, read and written.
+"""timm's architectures by name, the `config.json` of its folders, and the architecture and arguments to write.
 
 `timm.json` has one row per architecture; `benchmarks/architectures.py table` generates it.
 """
 
+import dataclasses
 import json
 import math
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self, get_args
 
 from vitruvian.config import (
+    CHANGEABLE,
     IMAGENET_MEAN,
     IMAGENET_STD,
     TIMM_POOLS,
@@ -20,6 +22,7 @@ from vitruvian.config import (
     Interpolation,
     ModelConfig,
     ModelMeta,
+    Numerics,
     PositionResize,
     Preprocess,
     RopeConfig,
@@ -337,3 +340,217 @@ def write_config(name: str, config: ModelConfig, meta: ModelMeta, classifier: st
         "pretrained_cfg": pretrained_cfg | write_preprocess(meta.preprocess, config),
     }
     return settings | ({"label_names": list(meta.labels)} if meta.labels else {})
+
+
+# The architecture that a model is written as, and its arguments (`model_args`).
+
+POOLS = {"token": "token", "mean": "avg", "map": "map"}
+
+
+def ratio(hidden: int, width: int) -> float:
+    """A number whose product with `width`, rounded down, is `hidden`."""
+    exact = hidden / width
+    return exact if int(width * exact) == hidden else (hidden + 0.5) / width
+
+
+def global_pool(config: ViTConfig, arch: Architecture) -> dict[str, Any] | None:
+    """The pooling, and the position of the last norm."""
+    if config.pool not in POOLS or (config.norm_after_pool and (config.pool == "map" or config.distillation)):
+        return None
+    after = config.norm_after_pool and config.pool == "mean"
+    if arch.maker == "Beit":  # the pooling determines the norm
+        return {"global_pool": POOLS[config.pool]} if after == (config.pool == "mean") and config.final_norm else None
+    if arch.maker == "Eva":
+        if config.pool == "map" and config.prefix_tokens and not config.pool_prefix:
+            return None  # its pooling reads all tokens
+        norms = {"use_fc_norm": after and config.final_norm}
+        norms |= {} if config.final_norm else {"use_post_transformer_norm": False}
+        return {"global_pool": POOLS[config.pool]} | norms
+    if config.pool == "map" and arch.has_silu:
+        return None  # its pooling has the SiLU of the blocks
+    if config.pool == "map" and config.pool_mlp_dim != (2 * config.mlp_dim if "halved" in arch.pieces else 0):
+        return None
+    arguments = {"global_pool": POOLS[config.pool], "fc_norm": after, "final_norm": config.final_norm}
+    includes = config.pool == "map" and config.pool_prefix
+    return arguments | ({"pool_include_prefix": includes} if arch.config.pool_prefix or includes else {})
+
+
+def rope(config: ViTConfig, arch: Architecture) -> dict[str, Any] | None:
+    """Rotary positions of the same kind, with the arguments that timm's code uses."""
+    theirs, ours = arch.config.rope, config.rope
+    if theirs is None or ours is None:
+        return None
+    differing = {name: field for name, field in ROTARY.items() if getattr(theirs, field) != getattr(ours, field)}
+    usable = {"temperature", "offset", "reference_grid"} if theirs.kind == "axial" else {"temperature"}
+    if theirs.kind != ours.kind or theirs.columns_first != ours.columns_first or {*differing.values()} - usable:
+        return None
+    if theirs.reference_grid and not ours.reference_grid:
+        return None
+    values = {name: getattr(ours, setting) for name, setting in differing.items()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def arguments_for(config: ViTConfig, arch: Architecture) -> dict[str, dict[str, Any]]:
+    """The arguments that give an architecture the settings of `config`, by setting; others cannot be changed."""
+    maker, has_map, (rows, columns) = arch.maker, config.pool == "map", config.image_size
+    is_eva, is_naflex = maker == "Eva", maker == "NaFlexVit"
+    hidden, pooling = config.mlp_dim // arch.branches * (2 if "halved" in arch.pieces else 1), global_pool(config, arch)
+    pool_ratio = {"attn_pool_mlp_ratio": ratio(config.pool_mlp_dim or config.mlp_dim, config.width)} if is_eva else None
+    mlp = {"mlp_ratio": ratio(hidden, config.width)} | ({"swiglu_align_to": 1} if "aligned" in arch.pieces else {})
+    mlp |= (pool_ratio or {}) if has_map else {}
+    arguments: dict[str, dict[str, Any] | None] = {
+        "image_size": {"img_size": rows if rows == columns else [rows, columns]},
+        "patch_size": {"patch_size": config.patch_size},
+        "in_channels": {"in_chans": config.in_channels},
+        "num_classes": {"num_classes": config.num_classes},
+        "depth": {"depth": config.depth},
+        "width": {"embed_dim": config.width} | mlp,
+        "mlp_dim": mlp,
+        "num_heads": {"num_heads": config.num_heads // arch.branches},
+        "qkv_bias": {"qkv_bias": config.qkv_bias},
+        "layer_scale": {"init_values": 1e-5 if config.layer_scale else 0.0},
+        **dict.fromkeys(("pool", "norm_after_pool"), pooling),
+    }
+    refused = {
+        # timm reads the biases as those of a square
+        "image_size": rows != columns and config.pos_embed == "relative_bias",
+        "num_heads": config.num_heads % arch.branches,
+        # Eva and Beit store it in parts that the table does not have for this architecture
+        "qkv_bias": config.qkv_bias and maker in ("Eva", "Beit"),
+        # Eva multiplies by zeros where others have none; post-norm blocks never have one
+        "layer_scale": config.block == "res_post_norm" or (is_eva and not config.layer_scale),
+    }
+    if maker not in (DISTILLED, "Beit"):
+        tokens = {"class_token": config.cls_token, "num_reg_tokens" if is_eva else "reg_tokens": config.reg_tokens}
+        tokens |= {} if is_naflex else {"no_embed_class": not (config.cls_token and config.cls_pos_embed)}
+        # timm's patch embedding has a bias if and only if no norm follows
+        norm = None
+        if config.patch_bias != config.pre_norm:
+            norm = {"use_pre_transformer_norm" if is_eva else "pre_norm": config.pre_norm}
+        heads = {"attn_pool_num_heads": config.pool_num_heads or config.num_heads}
+        arguments |= {
+            **dict.fromkeys(("final_norm", "pool_prefix"), pooling),
+            **dict.fromkeys(("cls_token", "reg_tokens", "cls_pos_embed"), None if config.distillation else tokens),
+            **dict.fromkeys(("pre_norm", "patch_bias"), norm),
+            "pool_num_heads": heads if is_eva and has_map else {},
+            "pool_mlp_dim": pool_ratio,
+        }
+        refused["pool_num_heads"] = not is_eva and has_map and config.pool_num_heads not in (0, config.num_heads)
+    if maker == "VisionTransformer":
+        arguments["qk_norm"] = {"qk_norm": config.qk_norm}
+    elif is_eva:
+        arguments["rope"] = rope(config, arch)
+    elif is_naflex:
+        arguments |= {
+            "image_size": {"pos_embed_grid_size": list(config.grid)},
+            "pos_embed": {"pos_embed": config.pos_embed},
+        }
+        refused["pos_embed"] = config.pos_embed not in ("learned", "factorized")
+        # timm resizes factors to the longer side, even at this grid
+        is_square = config.grid[0] == config.grid[1] or not config.numerics.square_positions
+        refused["image_size"] = config.pos_embed == "factorized" and not is_square
+    return {name: added for name, added in arguments.items() if added is not None and not refused.get(name)}
+
+
+INEXACT_COST, NAFLEX_COST = 100, 5
+"""Cost, in arguments, of numerics that differ and no argument states, and of NaFlexVit for a model of one size."""
+STEM_SETTINGS = ("width", "patch_size")  # settings that MobileCLIP's stem determines
+NO_MAP_POOL = {"pool_num_heads": 0, "pool_mlp_dim": 0, "pool_prefix": False}
+ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimmChoice:
+    """An architecture, and the arguments with which it is the model."""
+
+    architecture: Architecture
+    arguments: dict[str, Any]
+    numerics: Numerics  # of timm's code with these arguments
+    cost: int
+
+
+def choose(config: ViTConfig, name: str = "", *, key_bias: bool = False) -> TimmChoice | list[str]:
+    """The architecture with the fewest arguments, preferring `name`; or the reasons why there is none.
+
+    `key_bias` says whether keys have a bias that changes the output.
+    """
+    results = {arch.name: fit_arguments(arch, config, key_bias=key_bias) for arch in architectures()}
+    choices = [result for result in results.values() if isinstance(result, TimmChoice)]
+    if choices:
+        return min(choices, key=lambda choice: (choice.architecture.name != name, choice.cost))
+    reasons = {name: result for name, result in results.items() if isinstance(result, list)}
+    nearest = name if name in reasons else min(reasons, key=lambda name: len(reasons[name]))
+    return [f"timm has no architecture of this shape; nearest is {nearest}, which has {', '.join(reasons[nearest])}"]
+
+
+def fit_arguments(arch: Architecture, config: ViTConfig, *, key_bias: bool) -> TimmChoice | list[str]:
+    """The arguments that turn an architecture into this model; or the settings in which it differs."""
+    theirs, ours = architecture_settings(arch.name), comparable_settings(config, arch)
+    arguments, others, known = dict[str, Any](), list[str](), arguments_for(config, arch)
+    fixed = STEM_SETTINGS if config.stem and config.stem.style == "mobile_clip" else ()
+    for name in (name for name in theirs if theirs[name] != ours[name]):
+        if name in known and name not in fixed:
+            arguments |= known[name]
+        else:
+            others.append(f"{name}={theirs[name]!r}, this model {ours[name]!r}")
+    if key_bias and {"split_bias", "projections"} & arch.pieces and "key_bias" not in arch.pieces:
+        others.append("no bias of keys")
+    if others:
+        return others
+    # the numerics of timm's code, with arguments for what they can state
+    numerics, wanted = arch.config.numerics, config.numerics
+    has_gelu, is_naflex = config.mlp == "gelu", arch.maker == "NaFlexVit"
+    if arch.maker not in ("Eva", "Beit") and wanted.gelu != numerics.gelu and has_gelu:
+        arguments["act_layer"], numerics = ACTIVATIONS[wanted.gelu], numerics.replace(gelu=wanted.gelu)
+    resizing = resize_arguments(wanted.position_resize)
+    if is_naflex and wanted.position_resize != numerics.position_resize and resizing:
+        changed = zip(RESIZING, resizing, resize_arguments(numerics.position_resize))
+        arguments |= {name: value for name, value, usual in changed if value != usual}
+        numerics = numerics.replace(position_resize=wanted.position_resize)
+    if is_naflex and wanted.square_positions != numerics.square_positions:
+        arguments["pos_embed_ar_preserving"] = wanted.square_positions
+        numerics = numerics.replace(square_positions=wanted.square_positions)
+    is_bilinear = wanted.position_resize == "bilinear_antialias"
+    differences = (
+        (has_gelu or config.pool == "map") and numerics.gelu != wanted.gelu,
+        numerics.norm_eps != wanted.norm_eps,
+        not is_naflex and (numerics.square_positions != wanted.square_positions or is_bilinear),
+    )
+    cost = len(arguments) + INEXACT_COST * sum(differences)
+    is_flexible = wanted.square_positions or config.pos_embed == "factorized" or is_bilinear
+    cost += NAFLEX_COST if is_naflex and not is_flexible else 0
+    return TimmChoice(architecture=arch, arguments=arguments, numerics=numerics, cost=cost)
+
+
+@cache
+def architecture_settings(name: str) -> dict[str, Any]:
+    """The comparable settings of an architecture itself."""
+    arch = find_architecture(name)
+    assert arch is not None
+    return comparable_settings(arch.config, arch)
+
+
+def comparable_settings(config: ViTConfig, arch: Architecture) -> dict[str, Any]:
+    """Settings of a model without those that do not change it, or are written differently."""
+    settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    for name in (*CHANGEABLE, "numerics", "trim"):
+        del settings[name]
+    is_naflex = arch.maker == "NaFlexVit"
+    expanded = config.pos_embed in ("learned_2d", "sincos") or (config.pos_embed == "factorized" and not is_naflex)
+    zeros = config.pos_embed == "none" and config.rope is None and arch.config.pos_embed == "learned"
+    if expanded or zeros:
+        settings["pos_embed"] = "learned"
+    if settings["pos_embed"] != "learned" or not config.cls_token or is_naflex or arch.maker == DISTILLED:
+        settings["cls_pos_embed"] = True
+    settings |= {"pool_num_heads": config.pool_num_heads or config.num_heads} if config.pool == "map" else NO_MAP_POOL
+    if (config.pool == "token" and not config.distillation) or not config.final_norm:
+        settings["norm_after_pool"] = False
+    if not config.layer_scale:
+        settings["mlp_scale"] = True
+    if not config.prefix_tokens:
+        settings["pool_prefix"] = arch.config.pool_prefix and config.pool == "map"
+    if config.stem is not None and config.stem.style == "hybrid":
+        settings["stem"] = config.stem.replace(style="timm")
+    if config.attn_dim == 2 * config.width:
+        settings["attn_dim"] = "two branches"
+    return settings
