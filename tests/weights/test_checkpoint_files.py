@@ -10,7 +10,10 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +23,9 @@ from safetensors.torch import load_file, save_file
 
 from vitruvian.errors import CheckpointError
 from vitruvian.weights import checkpoint_files
+from vitruvian.weights.create import create_model
 from vitruvian.weights.load import load
+from vitruvian.weights.save import save
 
 
 def one_line(path, match):
@@ -222,3 +227,56 @@ class TestFolders:
         folder = copy_folder(tmp_path)
         (folder / "config.json").write_text(content)
         one_line(folder, r"config.json")
+
+
+def kernel_file(path):
+    """A Google file of a ViT with 60 MB of kernels, which are stored transposed."""
+    model = create_model("ViT-S/16", depth=8, width=400, num_heads=4, mlp_dim=1600, num_classes=10)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.02, 0.02)
+    save(model, path, "google")
+    return model
+
+
+@pytest.mark.slow
+def test_a_changed_byte_of_a_large_array_is_noticed(tmp_path):
+    path = tmp_path / "model.npz"
+    kernel_file(path)
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    one_line(path, "broken or truncated npz file: Bad CRC-32|has another checksum than stated")
+
+
+PEAK_OF_LOADING = """
+import sys
+from pathlib import Path
+from vitruvian.weights.load import load
+import numpy, torch, vitruvian.weights.families.registry
+
+def memory(kind):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(kind))
+
+load(sys.argv[2])  # what the first call imports
+Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+before = memory("VmRSS")
+model = load(sys.argv[1])
+total = sum(float(parameter.detach().sum()) for parameter in model.parameters())  # reads every page
+print(memory("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is known on Linux only")
+@pytest.mark.parametrize(("name", "family"), [("model.npz", "google"), ("model.safetensors", "timm")])
+def test_loading_takes_the_memory_of_the_file_once(tmp_path, name, family):
+    path, tiny = tmp_path / name, tmp_path / f"tiny{Path(name).suffix}"
+    save(kernel_file(tmp_path / "model.npz"), path, family)
+    save(create_model("ViT-Ti/16", depth=1, width=64, num_heads=1, mlp_dim=16), tiny, family)
+    command = [sys.executable, "-c", PEAK_OF_LOADING, str(path), str(tiny)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1.2 * path.stat().st_size

@@ -337,3 +337,14 @@ class TestLabels:
     def test_a_huggingface_folder_without_names_has_none(self, tmp_path):
         save(build(self.CONFIG), tmp_path / "folder", "huggingface")
         assert load(tmp_path / "folder", family="huggingface").meta.labels is None
+
+
+@pytest.mark.parametrize("kind", ["learned", "learned_2d", "factorized"])
+def test_positions_of_every_layer_follow_another_image_size(tmp_path, kind):
+    config = {"depth": 2, "width": 16, "mlp_dim": 16, "num_heads": 2, "patch_size": 8, "num_classes": 3}
+    model = create_model("ViT-Ti/16", image_size=32, pos_embed=kind, pos_embed_at="every_layer", **config).eval()
+    torch.nn.init.normal_(model.head.weight)
+    save(model, tmp_path / "model")
+    pixels = torch.randn(1, 3, 48, 64)
+    # the loaded model has the resampled tables, the other one resamples them in its forward pass
+    torch.testing.assert_close(load(tmp_path / "model", image_size=(48, 64))(pixels), model(pixels))

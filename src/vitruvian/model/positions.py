@@ -5,7 +5,7 @@ while a graph with open sizes is being traced.
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -57,6 +57,38 @@ def square_around(grid: Size) -> Size:
     return side, side
 
 
+POSITION_TABLES = ("pos_embed", "row_pos_embed", "col_pos_embed")
+"""Learned embeddings of the patches' positions, or of their rows and columns."""
+
+
+def resize_tables(tables: Mapping[str, Tensor], grid: Size, config: ViTConfig) -> dict[str, Tensor]:
+    """Resample the POSITION_TABLES of a model to another grid, as its config says."""
+    method, square = config.numerics.position_resize, config.numerics.square_positions
+    if "pos_embed" in tables:
+        return {"pos_embed": interpolate_positions(tables["pos_embed"], grid, method, square=square)}
+    if "row_pos_embed" not in tables:
+        return {}
+    rows, columns = tables["row_pos_embed"], tables["col_pos_embed"]
+    if config.pos_embed == "factorized":
+        rows, columns = interpolate_factors((rows, columns), grid, square=square)
+    else:
+        rows = interpolate_positions(rows[:, None], (grid[0], 1), method)[:, 0]
+        columns = interpolate_positions(columns[None], (1, grid[1]), method)[0]
+    return {"row_pos_embed": rows, "col_pos_embed": columns}
+
+
+def join_tables(tables: Mapping[str, Tensor], grid: Size, config: ViTConfig) -> Tensor | None:
+    """Position embeddings (R, C, D) of the patches from tables of this grid; None if none are added to tokens."""
+    if config.pos_embed == "sincos":
+        return sincos_positions(grid, config.width)
+    if "row_pos_embed" not in tables:
+        return tables.get("pos_embed")
+    rows, columns = tables["row_pos_embed"][:, None], tables["col_pos_embed"][None]
+    if config.pos_embed == "factorized":
+        return rows + columns
+    return torch.cat([rows.expand(-1, grid[1], -1), columns.expand(grid[0], -1, -1)], dim=-1)
+
+
 class Positions(nn.Module):
     """Position embeddings that are added to tokens: learned tables, or computed for `sincos`."""
 
@@ -78,21 +110,8 @@ class Positions(nn.Module):
 
     def grid_positions(self, grid: Size) -> Tensor | None:
         """Position embeddings (R, C, D) of the patches, or None if positions are encoded inside attention."""
-        method, square = self.config.numerics.position_resize, self.config.numerics.square_positions
-        match self.config.pos_embed:
-            case "learned":
-                return interpolate_positions(self.pos_embed, grid, method, square=square)
-            case "learned_2d":
-                rows, columns = self.row_pos_embed[:, None], self.col_pos_embed[None]
-                R, C = self.config.grid
-                halves = rows.expand(-1, C, -1), columns.expand(R, -1, -1)
-                return interpolate_positions(torch.cat(halves, dim=-1), grid, method)
-            case "factorized":
-                rows, columns = interpolate_factors((self.row_pos_embed, self.col_pos_embed), grid, square=square)
-                return rows[:, None] + columns[None]
-            case "sincos":
-                return sincos_positions(grid, self.config.width)
-        return None
+        tables = {name: getattr(self, name) for name in POSITION_TABLES if hasattr(self, name)}
+        return join_tables(resize_tables(tables, grid, self.config), grid, self.config)
 
     def add_to(self, x: Tensor, grid: Size | None) -> Tensor:
         """Add the positions to a sequence (B, T + N, D); tokens without a position embedding stay."""

@@ -94,15 +94,6 @@ class ImageClassification(nn.Module):
         fields = ("crop_size", "resize_size", "mean", "std", "interpolation")
         return "\n    ".join(["ImageClassification(", *(f"{name}={getattr(self, name)}" for name in fields)]) + "\n)"
 
-    def describe(self) -> str:
-        """The steps of the transform as text."""
-        return (
-            "Accepts PIL images and tensors (C, H, W) or (B, C, H, W). The images are resized to "
-            f"resize_size={self.resize_size} using interpolation={self.interpolation}, followed by a central crop of "
-            f"crop_size={self.crop_size}. Finally the values are rescaled to [0.0, 1.0] and normalized using "
-            f"mean={self.mean} and std={self.std}."
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Weights:

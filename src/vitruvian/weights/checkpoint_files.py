@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import json
+import math
 import os
 import pickle
 import re
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,6 +24,9 @@ from torch import Tensor
 from vitruvian.errors import CheckpointError, DamagedFileError
 from vitruvian.files import check_pickle, digest, parse_object, read_object
 from vitruvian.text import describe_error
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Format = Literal["npz", "safetensors", "torch"]
 
@@ -42,6 +46,7 @@ SETTING_FILES = ("config.json", "preprocessor_config.json", "processor_config.js
 WRAPPERS = ("teacher", "model", "state_dict", "model_state_dict", "net", "model_ema", "state_dict_ema")
 """Entries under which training scripts store weights, in order of preference (DINO evaluates its teacher)."""
 MAX_WRAPPERS = 4  # limit of nested wrappers; a dictionary may contain itself
+MIN_MAPPED_BYTES = 2**16
 MAX_EXPANSION, MAX_FREE_BYTES = 50, 2**28
 """Content larger than the second may be at most the first times the file's size: weights hardly compress."""
 
@@ -141,9 +146,13 @@ def read_npz(path: Path) -> Checkpoint:
     import numpy as np
 
     tensors: dict[str, Tensor] = {}
-    with np.load(path, allow_pickle=False) as archive:
+    with np.load(path, allow_pickle=False) as archive, path.open("rb") as file:
+        if damaged := archive.zip.testzip():  # mapped memory is not checked later
+            raise DamagedFileError(f"{damaged!r} has another checksum than stated", where=path)
+        members = {member.filename.removesuffix(".npy"): member for member in archive.zip.infolist()}
         for name in archive.files:
-            array = archive[name]
+            array = map_array(file, members[name])
+            array = archive[name] if array is None else array
             if array.dtype == np.dtype("V2"):  # bfloat16, which numpy does not know
                 tensors[name] = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
             elif array.dtype.kind in "biuf":
@@ -155,6 +164,24 @@ def read_npz(path: Path) -> Checkpoint:
     is_ours = comment.startswith(b'{"' + METADATA_KEY.encode())
     embedded = parse_object(comment, path, raises=CheckpointError).get(METADATA_KEY) if is_ours else None
     return Checkpoint(path=path, format="npz", tensors=tensors, embedded=embedded)
+
+
+def map_array(file: BinaryIO, member: zipfile.ZipInfo) -> "np.ndarray[Any, Any] | None":
+    """Memory-map an array of an npz file, so that it takes memory only where it is read; None if it is compressed."""
+    import numpy as np
+
+    if member.compress_type != zipfile.ZIP_STORED or member.file_size < MIN_MAPPED_BYTES:
+        return None
+    file.seek(member.header_offset + 26)  # the lengths of the member's name and of its extra field
+    name, extra = (int.from_bytes(file.read(2), "little") for _ in range(2))
+    start = file.seek(name + extra, os.SEEK_CUR)
+    has_short_header = np.lib.format.read_magic(file) == (1, 0)
+    read_header = np.lib.format.read_array_header_1_0 if has_short_header else np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = read_header(file)
+    offset = file.tell()
+    if dtype.hasobject or offset - start + math.prod(shape) * dtype.itemsize != member.file_size:
+        return None  # numpy's own reader explains what is wrong
+    return np.memmap(file, dtype, "c", offset, shape, "F" if is_fortran else "C")
 
 
 def read_safetensors(path: Path) -> Checkpoint:

@@ -327,15 +327,16 @@ def _unavailable(url: str, path: Path, reason: str, instead: str = "") -> HubErr
     )
 
 
+def _record(path: Path) -> Path:
+    """The file with the address, size and SHA-256 of a cached file."""
+    return path.with_name(f"{path.name}.json")
+
+
 def _read_record(path: Path) -> dict[str, Any]:
     try:
-        return read_object(path.with_name(f"{path.name}.json"))
+        return read_object(_record(path))
     except FileError:
         return {}
-
-
-def _write_record(path: Path, **record: Any) -> None:
-    write_json(path.with_name(f"{path.name}.json"), record)
 
 
 def _is_intact(path: Path, url: str, sha256_prefix: str, verify: bool) -> bool:
@@ -349,7 +350,7 @@ def _is_intact(path: Path, url: str, sha256_prefix: str, verify: bool) -> bool:
         sha256 = _check(path, size, "", sha256_prefix)
     except InterruptedTransferError as fault:
         raise HubError(str(fault), where=path, hint=f"remove it, or replace it by the file of {url}") from None
-    _write_record(path, url=url, size=size, sha256=sha256)
+    write_json(_record(path), {"url": url, "size": size, "sha256": sha256})
     return True
 
 
@@ -359,21 +360,21 @@ def _download(url: str, path: Path, sha256_prefix: str) -> None:
     path.unlink(missing_ok=True)  # only a damaged copy can be here
     for wait in (0.0, *RETRY_SECONDS):
         time.sleep(wait)
+        is_received = False
         try:
             size, md5 = _transfer(url, path, part)
-            try:
-                sha256 = _check(part, size, md5, sha256_prefix)
-            except InterruptedTransferError:
-                part.unlink()
-                raise
+            is_received = True
+            sha256 = _check(part, size, md5, sha256_prefix)
             break
         except InterruptedTransferError as fault:
             reason = str(fault)
+            if is_received:  # other bytes than promised: do not resume them
+                part.unlink()
     else:
         raise _unavailable(url, path, reason)
     sync(part)
     os.replace(part, path)
-    _write_record(path, url=url, size=path.stat().st_size, sha256=sha256)
+    write_json(_record(path), {"url": url, "size": path.stat().st_size, "sha256": sha256})
 
 
 def _mirror(url: str) -> str:
@@ -417,7 +418,7 @@ def _receive(reply: http.client.HTTPResponse, url: str, path: Path, part: Path) 
     if reply.status != 206:
         etag, modified = reply.headers.get("ETag", ""), reply.headers.get("Last-Modified", "")
         part.unlink(missing_ok=True)
-        _write_record(path, url=url, validator=modified if etag.startswith("W/") else etag or modified)
+        write_json(_record(path), {"url": url, "validator": modified if etag.startswith("W/") else etag or modified})
     elif not continued or int(continued[1]) != part.stat().st_size:
         part.unlink()
         raise InterruptedTransferError("the server resumed at another position")

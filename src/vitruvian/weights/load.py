@@ -16,7 +16,7 @@ from vitruvian.model.embed import resize_patch_kernel
 from vitruvian.model.encoder import fixed_size_error
 from vitruvian.model.lora import PARTS, lora_layers, plain_state, set_updates
 from vitruvian.model.mae import MaskedAutoencoder
-from vitruvian.model.positions import interpolate_factors, interpolate_positions, resize_bias_table
+from vitruvian.model.positions import POSITION_TABLES, resize_bias_table, resize_tables
 from vitruvian.model.vit import ViT
 from vitruvian.progress import print_status
 from vitruvian.settings import Size, as_size, validate_field
@@ -27,7 +27,7 @@ from vitruvian.weights.checkpoint_files import read_checkpoint
 from vitruvian.weights.description import Description
 from vitruvian.weights.families.huggingface import read_bool, read_int
 from vitruvian.weights.families.tables import TABLES, Tensors, rename
-from vitruvian.weights.parse import LoadHints, count_blocks, parse_checkpoint, shape_of
+from vitruvian.weights.parse import LoadHints, check_names, count_blocks, parse_checkpoint, shape_of
 
 RUN_FILE, SWEEP_FILE = "run.json", "sweep.json"
 """Files that mark the folder of a training run, and that of a fine-tuning sweep."""
@@ -254,23 +254,16 @@ def resize(config: ViTConfig, state: Tensors, changes: Changes) -> tuple[ViTConf
     """Resample positions and patch embedding, in the family's own way."""
     patch_size, image_size = changes.patch_size or config.patch_size, changes.size or config.image_size
     new = config.replace(patch_size=patch_size, image_size=image_size)
-    method, square, state = config.numerics.position_resize, config.numerics.square_positions, dict(state)
+    method, state = config.numerics.position_resize, dict(state)
     if new.patch_size != config.patch_size:
         state["embed.patch.weight"] = resize_patch_kernel(state["embed.patch.weight"], new.patch_size, method)
     if new.grid == config.grid:
         return new, state
     if config.attention == "mixer":
         raise fixed_size_error(config.grid)
-    if "embed.pos_embed" in state:
-        state["embed.pos_embed"] = interpolate_positions(state["embed.pos_embed"], new.grid, method, square=square)
-    factors = "embed.row_pos_embed", "embed.col_pos_embed"
-    if config.pos_embed == "factorized":
-        tables = state[factors[0]], state[factors[1]]
-        state |= zip(factors, interpolate_factors(tables, new.grid, square=square))
-    elif config.pos_embed == "learned_2d":
-        rows, columns = state[factors[0]][:, None], state[factors[1]][None]
-        state[factors[0]] = interpolate_positions(rows, (new.grid[0], 1), method)[:, 0]
-        state[factors[1]] = interpolate_positions(columns, (1, new.grid[1]), method)[0]
+    for module in ("embed", *(f"blocks.{layer}.pos" for layer in range(config.depth))):
+        tables = {name: state[f"{module}.{name}"] for name in POSITION_TABLES if f"{module}.{name}" in state}
+        state |= {f"{module}.{name}": table for name, table in resize_tables(tables, new.grid, config).items()}
     for name in [name for name in state if name.endswith(".attn.position.offsets")]:
         length = 2 * (new.prefix_tokens + new.grid[0] * new.grid[1]) - 1
         state[name] = F.interpolate(state[name].T[None], length, mode="linear", align_corners=True)[0].T
@@ -394,8 +387,13 @@ def without_cascade(model: Model) -> Model:
 
 
 def assemble(model: Model, state: Tensors, meta: ModelMeta) -> Model:
-    """Fill an empty model with its tensors and metadata, in evaluation mode."""
-    model.load_state_dict({name: tensor.contiguous() for name, tensor in state.items()}, strict=True, assign=True)
+    """Fill an empty model with its tensors and metadata, in evaluation mode.
+
+    `state` is changed: each tensor is replaced by its contiguous copy, so that only one is in memory twice.
+    """
+    for name, tensor in state.items():
+        state[name] = tensor.contiguous()
+    model.load_state_dict(state, strict=True, assign=True)
     model.meta = meta
     return model.eval()
 
@@ -435,10 +433,8 @@ def load_autoencoder(source: str | Path) -> MaskedAutoencoder:
         )
         model = MaskedAutoencoder(encoder, decoder, normalized_patches=bool(read_bool(settings, "norm_pix_loss")))
         state = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
-        problems = model.load_state_dict(state | native, strict=False, assign=True)
+        check_names(model.state_dict(), state | native, "decoder", unused=unused)
+        model.load_state_dict(state | native, assign=True)
     except (ConfigError, RuntimeError) as error:
         raise CheckpointError(f"the decoder cannot be read: {error}", where=path) from error
-    if unused or problems.missing_keys or problems.unexpected_keys:
-        reason = f"names of the decoder do not fit: missing {problems.missing_keys},"
-        raise CheckpointError(f"{reason} not used {[*unused, *problems.unexpected_keys]}", where=path)
     return model.eval()

@@ -3,14 +3,14 @@
 import logging
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from vitruvian.catalog import find_published, imagenet_labels, resolve
-from vitruvian.config import ModelConfig, ModelMeta, Preprocess, ResNetConfig, StemConfig, ViTConfig
+from vitruvian.config import ConvStyle, ModelConfig, ModelMeta, Preprocess, ResNetConfig, StemConfig, ViTConfig
 from vitruvian.errors import CheckpointError, UnknownNameError, argument
 from vitruvian.model.build import Model, empty
 from vitruvian.settings import Size, as_size
@@ -70,7 +70,13 @@ def parse_checkpoint(checkpoint: Checkpoint, hints: LoadHints) -> tuple[str, Des
     if isinstance(description.config, ViTConfig):
         state = split_positions(state, description.config)
     model = empty(description.config)
-    check_names(model, state, family, tensors, unused)
+
+    def foreign(names: Iterable[str]) -> list[str]:  # positions are still one array in the file
+        joined = (POSITIONS if "pos_embed" in name and name not in state else name for name in names)
+        return family.table.foreign_names(joined, description.config)
+
+    unknown = [name for name in unused if first_match(name, family.table.ignored) is None]
+    check_names(model.state_dict(), state, f"{family.name} model", foreign, tensors, unknown)
     return family.name, description, model, state
 
 
@@ -113,7 +119,7 @@ def parse_native(checkpoint: Checkpoint, hints: LoadHints) -> tuple[str, Descrip
     check_hints(description.config, hints)
     check_description(description.config, state)
     model = empty(description.config)
-    check_names(model, state)
+    check_names(model.state_dict(), state, "native model")
     return "native", description, model, state
 
 
@@ -128,7 +134,7 @@ def describe(
     if not {"embed.patch.weight", "root.weight"} & native.keys():
         raise CheckpointError(f"{family.name} weights without {family.table.anchor!r}")
     facts = family.facts(checkpoint, tensors)
-    config = infer_config(native, facts, hints)
+    config = infer_config(native, facts, hints, family.stem_style)
     check_hints(config, hints)
     preprocess = hints.preprocess or family.stated_preprocess(checkpoint, config)
     assumed, is_huggingface = [], family.name == "huggingface"
@@ -203,30 +209,22 @@ def check_description(config: ModelConfig, native: Tensors, hint: str = "") -> N
 
 
 def check_names(
-    model: Model,
+    expected: Tensors,
     state: Tensors,
-    family: Family[Any] | None = None,
+    what: str,
+    foreign: Callable[[Iterable[str]], list[str]] = list,
     tensors: Collection[str] = (),
     unused: Sequence[str] = (),
 ) -> None:
     """Raise unless every name is used, every parameter is present, and all shapes fit.
 
-    A family's error messages have the names of its `tensors`, of which some are `unused`.
+    Errors have the names in the file, to which `foreign` converts ours: its `tensors`, of which some are `unused`.
     """
-    expected = model.state_dict()
-    missing = [name for name in expected if name not in state]
-    surplus = [name for name in state if name not in expected]
-    if family is not None:
-        missing = [POSITIONS if "pos_embed" in name else name for name in missing]  # still one array in the file
-        missing = [name for name in family.table.foreign_names(missing, model.config) if name not in tensors]
-        surplus = family.table.foreign_names(surplus, model.config)
-        surplus += [name for name in unused if first_match(name, family.table.ignored) is None]
-    missing = list(dict.fromkeys(missing))
+    missing = [name for name in foreign(name for name in expected if name not in state) if name not in tensors]
+    missing, surplus = list(dict.fromkeys(missing)), [*foreign(name for name in state if name not in expected), *unused]
     if missing or surplus:
-        raise CheckpointError(
-            f"names do not fit a {family.name if family else 'native'} model of this shape: "
-            f"{len(missing)} not found: {brief(missing)}; {len(surplus)} not used: {brief(surplus)}"
-        )
+        counts = f"{len(missing)} not found: {brief(missing)}; {len(surplus)} not used: {brief(surplus)}"
+        raise CheckpointError(f"names do not fit a {what} of this shape: {counts}")
     for name, tensor in state.items():
         problem, shape = "", tuple(expected[name].shape)
         if tensor.shape != shape:
@@ -234,8 +232,7 @@ def check_names(
         elif not tensor.is_floating_point():
             problem = f"has dtype {tensor.dtype}, not floating point"
         if problem:
-            names = family.table.foreign_names([name], model.config) if family else [name]
-            raise CheckpointError(f"{' + '.join(map(repr, names))} {problem}")
+            raise CheckpointError(f"{' + '.join(map(repr, foreign([name])))} {problem}")
 
 
 HEADS = {width: width // 64 for width in (192, 384, 512, 640, 768, 896, 1024, 1536)}
@@ -245,12 +242,12 @@ MIXING = "blocks.0.attn.fc1.weight"  # (hidden, patches), of an MLP-Mixer only
 DEFAULT_SIDE = 224  # image side of a model without any array that depends on it
 
 
-def infer_config(native: Tensors, facts: Facts, hints: LoadHints) -> ModelConfig:
+def infer_config(native: Tensors, facts: Facts, hints: LoadHints, stem_style: ConvStyle) -> ModelConfig:
     """The settings of a model with these tensors."""
     if "root.weight" in native:
         config = infer_resnet(native).replace(**facts.settings)
         return config.replace(image_size=facts.image_size or config.image_size)
-    shape = read_shape(native, facts)
+    shape = read_shape(native, facts, stem_style)
     stem, size = shape["stem"], facts.image_size  # a requested size is not trimmed: it must be a multiple of the patch
     stride = shape["patch_size"] * (stem.stride if stem else 1)
     rows, columns = trained_grid(native, facts, hints, stride)
@@ -275,12 +272,12 @@ def infer_config(native: Tensors, facts: Facts, hints: LoadHints) -> ModelConfig
     return ViTConfig(**settings)
 
 
-def read_shape(native: Tensors, facts: Facts) -> dict[str, Any]:
+def read_shape(native: Tensors, facts: Facts, stem_style: ConvStyle = "hybrid") -> dict[str, Any]:
     """The settings that shapes determine."""
     patch = shape_of(native, "embed.patch.weight")
     if len(patch) != 4 or patch[2] != patch[3]:
         raise CheckpointError(f"the patch embedding has shape {patch}, only square patches are supported")
-    width, stem = patch[0], infer_stem(native, facts)
+    width, stem = patch[0], infer_stem(native, stem_style)
     pre_logits, head = shape_of(native, "pre_logits.weight"), shape_of(native, "head.weight")
     fc1, fc2 = shape_of(native, "blocks.0.mlp.fc1.weight"), shape_of(native, "blocks.0.mlp.fc2.weight")
     mlp_width = fc2[1] if len(fc2) == 2 else fc1[0] if fc1 else 1
@@ -321,7 +318,7 @@ def read_shape(native: Tensors, facts: Facts) -> dict[str, Any]:
     }
 
 
-def infer_stem(native: Tensors, facts: Facts) -> StemConfig | None:
+def infer_stem(native: Tensors, style: ConvStyle) -> StemConfig | None:
     root, deep = shape_of(native, "embed.stem.root.weight"), shape_of(native, "embed.stem.root.0.conv.weight")
     if not root and not deep:
         return None
@@ -334,7 +331,7 @@ def infer_stem(native: Tensors, facts: Facts) -> StemConfig | None:
         widths = tuple(shape[0] for shape in plain)
         regular = StemConfig(stages=stages, width=widths[0], style="conv")
         return regular if regular.stage_widths == widths else replace(regular, widths=widths)
-    return StemConfig(stages=stages, width=root[0], style=facts.stem_style)
+    return StemConfig(stages=stages, width=root[0], style=style)
 
 
 def infer_resnet(native: Tensors) -> ResNetConfig:

@@ -1,7 +1,6 @@
 """The interface of a family of weights: its names, numerics, preprocessing, and the models it can express."""
 
 import dataclasses
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,18 +37,19 @@ class Facts:
     image_size: Size | None = None
     norm_after_pool: bool = False
     fixed_positions: bool = False  # a file without a position array has sin-cos positions; otherwise it is incomplete
-    stem_style: ConvStyle = "hybrid"
     labels: tuple[str, ...] | None = None
     known_as: str = ""  # the family's name for this model as "family:name"
 
 
-class Family(ABC, Generic[ConfigT]):
+class Family(Generic[ConfigT]):
     """One family of weights. Subclasses fill in tables and override the methods in which they differ."""
 
     name: ClassVar[str]
     numerics: ClassVar[Numerics]
     table: ClassVar[Table]
     suffixes: ClassVar[tuple[str, ...]] = ()  # file name endings for writing; empty for a folder
+    stem_style: ClassVar[ConvStyle] = "hybrid"  # numerics of a ResNet stem with GroupNorm
+    preprocess: ClassVar[dict[str, Any]] = {}  # settings of the preprocessing that all models need
 
     def claims(self, checkpoint: Checkpoint) -> bool:
         """Whether the names in the checkpoint are this family's."""
@@ -78,9 +78,9 @@ class Family(ABC, Generic[ConfigT]):
         """The preprocessing that the JSON files state, or None."""
         return None
 
-    @abstractmethod
     def default_preprocess(self, checkpoint: Checkpoint, config: ConfigT) -> Preprocess | None:
         """The preprocessing that all models of the family need; None if they differ."""
+        return Preprocess(image_size=config.image_size, **self.preprocess)
 
     def doubt(self, checkpoint: Checkpoint, config: ConfigT) -> str:
         """A warning about something suspicious that is not an error, or ""."""
@@ -133,7 +133,11 @@ class Family(ABC, Generic[ConfigT]):
 
     def reader_config(self, config: ConfigT) -> ConfigT:
         """`config` with the numerics of the family's own implementation."""
-        return config.replace(numerics=self.numerics) if isinstance(config, ViTConfig) else config
+        if not isinstance(config, ViTConfig):
+            return config
+        is_resnet = config.stem is not None and config.stem.style in ("hybrid", "timm")
+        stem = config.stem.replace(style=self.stem_style) if config.stem and is_resnet else config.stem
+        return config.replace(numerics=self.numerics, stem=stem)
 
 
 def check_settings(stated: Mapping[str, Any], actual: Mapping[str, Any]) -> None:

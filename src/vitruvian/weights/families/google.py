@@ -1,6 +1,7 @@
 """Google's `.npz` files: the paper's release with its hybrids, MLP-Mixers, big_vision, and BiT ResNets."""
 
 import re
+from typing import ClassVar
 
 from vitruvian.config import NUMERICS, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.weights.checkpoint_files import Checkpoint
@@ -21,6 +22,7 @@ class Google(Family[ViTConfig]):
     name = "google"
     numerics = NUMERICS["google"]
     suffixes = (".npz",)
+    preprocess: ClassVar = {"antialias": False}
     table = TABLES["google"]
 
     def to_table_names(self, tensors: Tensors) -> Tensors:
@@ -31,9 +33,6 @@ class Google(Family[ViTConfig]):
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         return Facts(numerics=self.numerics, num_heads=heads_in(tensors))
 
-    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
-        return Preprocess(image_size=config.image_size, antialias=False)
-
     def obstacles(self, config: ViTConfig) -> list[str]:
         is_mean = config.pool == "mean"
         checks = {
@@ -42,10 +41,6 @@ class Google(Family[ViTConfig]):
             "google's query, key and value always have a bias": not config.qkv_bias,
         }
         return vit_obstacles(config, "google", checks, paper_only=True)
-
-    def reader_config(self, config: ViTConfig) -> ViTConfig:
-        stem = config.stem and config.stem.replace(style="hybrid")
-        return config.replace(numerics=self.numerics, stem=stem)
 
 
 def heads_in(tensors: Tensors) -> int | None:
@@ -137,13 +132,11 @@ class Bit(Family[ResNetConfig]):
     name = "bit"
     numerics = NUMERICS["google"]
     suffixes = (".npz",)
+    preprocess: ClassVar = {"antialias": False}
     table = TABLES["bit"]
 
     def prefix(self, tensors: Tensors) -> str | None:
         return super().prefix(rename(tensors, self.table.renames))
-
-    def default_preprocess(self, checkpoint: Checkpoint, config: ResNetConfig) -> Preprocess:
-        return Preprocess(image_size=config.image_size, antialias=False)
 
     def obstacles(self, config: ResNetConfig) -> list[str]:
         return []

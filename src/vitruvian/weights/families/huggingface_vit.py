@@ -77,6 +77,7 @@ class HuggingFaceBeit(HuggingFace):
 
     model_types: ClassVar = {"beit": "Beit", "data2vec-vision": "Data2VecVision"}
     norm_eps = 1e-12
+    preprocess: ClassVar = {"interpolation": "bicubic"}
     table = TABLES["huggingface_beit"]
 
     def claims(self, checkpoint: Checkpoint) -> bool:
@@ -139,9 +140,6 @@ class HuggingFaceBeit(HuggingFace):
         scale = settings.get("layer_scale_init_value")
         return super().shape_settings(settings) | {"layer_scale": scale > 0 if isinstance(scale, int | float) else None}
 
-    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
-        return Preprocess(image_size=config.image_size, interpolation="bicubic")
-
     def model_type(self, config: ViTConfig) -> str:
         """data2vec's model without a head does not normalize the mean."""
         is_data2vec = self.kind == "data2vec-vision" and config.num_classes
@@ -197,6 +195,7 @@ class HuggingFaceDinoV2(HuggingFace):
 
     model_types: ClassVar = {"dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
     norm_eps = 1e-6
+    empty_tokens: ClassVar = REGISTERS  # an array that models without registers store
     table = TABLES["huggingface_dinov2"]
 
     def kind_of(self, checkpoint: Checkpoint) -> Any:
@@ -206,7 +205,7 @@ class HuggingFaceDinoV2(HuggingFace):
 
     def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
         """Drop the empty array that models without registers store."""
-        return {name: tensor for name, tensor in tensors.items() if name != REGISTERS or tensor.numel()}
+        return {name: tensor for name, tensor in tensors.items() if name != self.empty_tokens or tensor.numel()}
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         facts = super().facts(checkpoint, tensors)
@@ -230,7 +229,7 @@ class HuggingFaceDinoV2(HuggingFace):
             "reg_tokens": read_int(settings, "num_register_tokens", minimum=0) if has_registers else None,
         }
 
-    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
+    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess | None:
         return imagenet_preprocess((224, 224))
 
     def model_type(self, config: ViTConfig) -> str:
@@ -268,16 +267,15 @@ class HuggingFaceTips(HuggingFaceDinoV2):
     """The image tower of `tipsv2`: DINOv2 with a register, in files with the names of its release."""
 
     model_types: ClassVar = {"tipsv2_vision_model": "Tipsv2Vision"}
+    preprocess: ClassVar = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
+    empty_tokens = "reg_token"
     table = TABLES["tipsv2"]
 
     def claims(self, checkpoint: Checkpoint) -> bool:
         return super().claims(checkpoint) and self.kind_of(checkpoint) in tuple(self.model_types)
 
-    def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
-        return {name: tensor for name, tensor in tensors.items() if name != "reg_token" or tensor.numel()}
-
-    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
-        return Preprocess(image_size=config.image_size, mean=(0.0,) * 3, std=(1.0,) * 3)
+    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess | None:
+        return HuggingFace.default_preprocess(self, checkpoint, config)
 
     def model_type(self, config: ViTConfig) -> str:
         return next(iter(self.model_types))
@@ -306,6 +304,7 @@ class HuggingFaceDinoV3(HuggingFace):
     model_types: ClassVar = {"dinov3_vit": "DINOv3ViT"}
     norm_eps = 1e-5
     default_heads = 6
+    preprocess: ClassVar = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     table = TABLES["huggingface_dinov3"]
 
     def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
@@ -354,9 +353,6 @@ class HuggingFaceDinoV3(HuggingFace):
             reason = f"config.json: a gated MLP with {settings.get('hidden_act')!r} is not supported, only silu is"
             raise CheckpointError(reason)
         return super().numerics_of(settings | {"hidden_act": "gelu"})
-
-    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
-        return Preprocess(image_size=config.image_size, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
     def obstacles(self, config: ViTConfig) -> list[str]:
         temperature = config.rope.temperature if config.rope else 100.0

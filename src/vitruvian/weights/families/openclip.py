@@ -1,7 +1,8 @@
 """open_clip's image towers (folder): its own Vision Transformer or one of timm's, next to a text tower."""
 
+import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from vitruvian.config import CLIP_MEAN, CLIP_STD, ModelConfig, Numerics, Preprocess, ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError
@@ -9,7 +10,7 @@ from vitruvian.settings import as_size
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, Family
 from vitruvian.weights.families.huggingface import read_int
-from vitruvian.weights.families.tables import TABLES, Tensors
+from vitruvian.weights.families.tables import TABLES, Tensors, rename
 from vitruvian.weights.families.timm import Timm
 from vitruvian.weights.families.timm_config import TimmConfig
 
@@ -55,6 +56,7 @@ class OpenClip(Family[ViTConfig]):
 
     name = "open_clip"
     numerics = NUMERICS
+    preprocess: ClassVar = {"fit": "crop", "interpolation": "bicubic", "mean": CLIP_MEAN, "std": CLIP_STD}
     table = TABLES["open_clip"]
 
     def claims(self, checkpoint: Checkpoint) -> bool:
@@ -63,12 +65,8 @@ class OpenClip(Family[ViTConfig]):
 
     def to_table_names(self, tensors: Tensors) -> Tensors:
         """Both towers call their blocks `transformer`; put those of the text tower under `text.`."""
-        named = {}
-        for name, tensor in tensors.items():
-            name = name.removeprefix("module.")
-            is_outside = not name.startswith(("visual.", "text.")) and name not in self.table.ignored
-            named[f"text.{name}" if is_outside else name.removeprefix("visual.")] = tensor
-        return named
+        known = map(re.escape, ("visual.", "text.", *self.table.ignored))
+        return rename(tensors, [(r"^module\.", ""), (rf"^(?!{'|'.join(known)})", "text."), (r"^visual\.", "")])
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         model, tower = config_section(checkpoint, "model_cfg"), config_section(checkpoint, "model_cfg", "vision_cfg")
@@ -103,10 +101,6 @@ class OpenClip(Family[ViTConfig]):
 
     def stated_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess | None:
         return read_preprocess_cfg(checkpoint, config)
-
-    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
-        size = config.image_size
-        return Preprocess(image_size=size, fit="crop", interpolation="bicubic", mean=CLIP_MEAN, std=CLIP_STD)
 
 
 class OpenClipTimm(Timm):

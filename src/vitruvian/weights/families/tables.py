@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitruvian.config import ModelConfig, ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError
-from vitruvian.model.positions import sincos_positions
+from vitruvian.model.positions import POSITION_TABLES, join_tables, sincos_positions
 from vitruvian.text import package_table
 
 # D width, H heads, d = D // H
@@ -275,17 +275,8 @@ def join_positions(state: Tensors, config: ViTConfig, prefix_rows: int) -> Tenso
         native["embed.cls_token"] = native["embed.cls_token"] + prefix[0]
         prefix = prefix[:0]
     prefix = torch.cat([prefix, torch.zeros(prefix_rows - len(prefix), config.width)])
-    if config.pos_embed == "learned":
-        grid = native.pop("embed.pos_embed")
-    elif config.pos_embed == "learned_2d":
-        rows, columns = native.pop("embed.row_pos_embed"), native.pop("embed.col_pos_embed")
-        halves = [rows[:, None].expand(-1, len(columns), -1), columns[None].expand(len(rows), -1, -1)]
-        grid = torch.cat(halves, dim=-1)
-    elif config.pos_embed == "factorized":
-        grid = native.pop("embed.row_pos_embed")[:, None] + native.pop("embed.col_pos_embed")[None]
-    elif config.pos_embed == "sincos":
-        grid = sincos_positions(config.grid, config.width)
-    else:
-        grid = torch.zeros(*config.grid, config.width)
+    tables = {name: native.pop(f"embed.{name}") for name in POSITION_TABLES if f"embed.{name}" in native}
+    grid = join_tables(tables, config.grid, config)
+    grid = torch.zeros(*config.grid, config.width) if grid is None else grid
     native[POSITIONS] = torch.cat([prefix, grid.flatten(0, 1)])[None]
     return native

@@ -1,7 +1,7 @@
 """Text towers of CLIP, SigLIP and LiT: read from transformers, open_clip and big_vision, written for transformers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, get_args
@@ -11,7 +11,6 @@ import torch
 from vitruvian.config import NUMERICS, ModelConfig, ViTConfig
 from vitruvian.errors import CheckpointError, ConversionError
 from vitruvian.model.text_tower import TextConfig, TextPool, TextTower
-from vitruvian.text import brief
 from vitruvian.weights.checkpoint_files import Checkpoint, read_checkpoint
 from vitruvian.weights.description import is_native
 from vitruvian.weights.families.family import Family
@@ -21,7 +20,7 @@ from vitruvian.weights.families.huggingface_clip import HuggingFaceTower
 from vitruvian.weights.families.openclip import CONFIG, UNSUPPORTED, OpenClip, OpenClipTimm, config_section
 from vitruvian.weights.families.registry import recognize
 from vitruvian.weights.families.tables import TABLES, Table, Tensors
-from vitruvian.weights.parse import count_blocks, shape_of
+from vitruvian.weights.parse import check_names, count_blocks, shape_of
 from vitruvian.weights.tokenizer import TOKENIZER_FILES
 
 
@@ -137,11 +136,10 @@ LIT_TOKENS = 16  # tokens per text in LiT's release, of 512 positions of BERT
 LIT_HEAD_WIDTH = 64  # of both sizes of BERT
 
 
-class LitText(TextFamily):
+class LitText(BigVisionText):
     """LiT's `txt/`: a BERT in flaxformer's names. Its text is the first of `[CLS]` and up to 15 word pieces."""
 
     table = TABLES["lit_text"]
-    scale, bias = "params/t", "params/b"
 
     def tensors(self, checkpoint: Checkpoint) -> Tensors:
         names = {name: name.removeprefix("params/") for name in checkpoint.tensors}
@@ -228,16 +226,11 @@ def text_tower(family: TextFamily, checkpoint: Checkpoint, tensors: Tensors) -> 
     )
     with torch.device("meta"):
         tower = TextTower(config)
-    expected = tower.state_dict()
-    missing = family.table.foreign_names((name for name in expected if name not in native), config.blocks)
-    surplus = [*(name for name in native if name not in expected), *unused]
-    if missing or surplus:
-        reason = f"names do not fit a text tower of this shape: {len(missing)} not found: {brief(missing)};"
-        raise CheckpointError(f"{reason} {len(surplus)} not used: {brief(surplus)}")
-    for name, tensor in native.items():
-        if tensor.shape != expected[name].shape:
-            shapes = f"{tuple(tensor.shape)}, expected {tuple(expected[name].shape)}"
-            raise CheckpointError(f"the text tower's {name!r} has shape {shapes}")
+
+    def foreign(names: Iterable[str]) -> list[str]:
+        return family.table.foreign_names(names, config.blocks)
+
+    check_names(tower.state_dict(), native, "text tower", foreign, unused=unused)
     tower.load_state_dict({name: tensor.contiguous() for name, tensor in native.items()}, assign=True)
     return tower.eval(), cleaning
 

@@ -72,6 +72,7 @@ class Timm(Family[ViTConfig]):
     name = "timm"
     numerics = NUMERICS["timm"]
     suffixes: ClassVar[tuple[str, ...]] = (".safetensors", ".pth", ".pt", ".bin")
+    stem_style = "timm"
     table = TABLES["timm"]
 
     def prefix(self, tensors: Tensors) -> str | None:
@@ -118,7 +119,6 @@ class Timm(Family[ViTConfig]):
             stated=stated,
             image_size=flexible_size or size,
             norm_after_pool=after_pool,
-            stem_style="timm",
             labels=config.labels,
             known_as=f"timm:{config.name}" if config.name else "",
         )
@@ -199,10 +199,6 @@ class Timm(Family[ViTConfig]):
         if not config.projection or config.num_classes or "head.weight" not in native:
             return native
         return rename({name: t for name, t in native.items() if name != "head.bias"}, [(r"^head\.", "pre_logits.")])
-
-    def reader_config(self, config: ViTConfig) -> ViTConfig:
-        stem = config.stem.replace(style="timm") if config.stem and config.stem.style == "hybrid" else config.stem
-        return config.replace(numerics=self.numerics, stem=stem)
 
 
 def check_distilled(tensors: Tensors, *, fc_norm: bool) -> None:
