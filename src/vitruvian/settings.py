@@ -204,6 +204,13 @@ def check_choice(name: str, value: object, choices: Iterable[Any]) -> None:
         raise ConfigError(f"{argument(name, value)} is not one of {', '.join(known)}", hint=hint)
 
 
+def check_index(kind: str, index: Any, count: int) -> int:
+    """An index from 0 among `count` things of a kind; a negative one counts from the end. Raises ConfigError."""
+    if not isinstance(index, int) or not -count <= index < count:
+        raise ConfigError(f"{kind} {index!r} does not exist: the model has {kind}s 0 to {count - 1}")
+    return index % count
+
+
 def environment_number(name: str, default: int) -> int:
     """An integer from an environment variable, such as those that torchrun sets."""
     text = os.environ.get(name) or str(default)

@@ -12,6 +12,7 @@ from safetensors.torch import save as save_tensors
 from vitruvian.config import NUMERICS, ViTConfig
 from vitruvian.errors import CheckpointError, ConversionError
 from vitruvian.model.build import build
+from vitruvian.weights.convert import convert
 from vitruvian.weights.families.tables import REFUSED
 from vitruvian.weights.load import load
 from vitruvian.weights.parse import warn_once
@@ -235,6 +236,15 @@ def test_models_that_read_the_mean_are_written_as_the_kinds_that_do(architecture
 def test_what_beit_dinov2_siglip_and_i_jepa_of_transformers_have_not_is_named(changes, reason, tmp_path):
     with pytest.raises(ConversionError, match=reason):
         save(build(MEAN.replace(**changes)), tmp_path / "ours", "huggingface")
+
+
+def test_a_clip_that_merges_tokens_is_written_with_a_note(tmp_path):
+    clip = {"pool": "token", "cls_token": True, "pre_norm": True, "patch_bias": False, "num_classes": 0}
+    model = build(MEAN.replace(norm_after_pool=False, **clip, tome_r=1))
+    save(model, tmp_path / "native")
+    notes = convert(tmp_path / "native", tmp_path / "clip", to="huggingface").notes
+    assert "other libraries do not merge tokens" in notes
+    assert load(tmp_path / "clip").config.tome_r == 1
 
 
 @pytest.mark.parametrize("architecture", ["SiglipVisionModel", "CLIPVisionModel"])

@@ -75,7 +75,7 @@ def single_threaded_pool(process: int, threads: int) -> ThreadPoolExecutor:
     pool = ThreadPoolExecutor(threads, "vitruvian-core", initializer=use_one_core)
     # Start every worker now: the initializer also lowers the count that later threads inherit. Each waits for
     # the others, as a pool starts no further thread while one is idle.
-    every = threading.Barrier(threads, timeout=60)  # a thread may fail to start
-    list(pool.map(lambda _: every.wait(), range(threads)))
+    all_started = threading.Barrier(threads, timeout=60)  # a thread may fail to start
+    list(pool.map(lambda _: all_started.wait(), range(threads)))
     torch.set_num_threads(threads)
     return pool

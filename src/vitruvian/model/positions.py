@@ -43,15 +43,6 @@ def interpolate_positions(positions: Tensor, grid: Size, method: PositionResize,
     return resized[: grid[0], : grid[1]] if square else resized
 
 
-def interpolate_factors(tables: tuple[Tensor, Tensor], grid: Size, *, square: bool = False) -> tuple[Tensor, Tensor]:
-    """Resample embeddings of rows (R, D) and columns (C, D) to another grid, linearly as timm's NaFlex does."""
-    if same_sizes(map(len, tables), grid):
-        return tables
-    sides = zip(tables, square_around(grid) if square else grid)
-    rows, columns = (matrix(len(table), side, "bilinear", table) @ table for table, side in sides)
-    return rows[: grid[0]], columns[: grid[1]]
-
-
 def square_around(grid: Size) -> Size:
     side: int = torch.sym_max(grid[0], grid[1])  # type: ignore[no-untyped-call]
     return side, side
@@ -69,8 +60,12 @@ def resize_tables(tables: Mapping[str, Tensor], grid: Size, config: ViTConfig) -
     if "row_pos_embed" not in tables:
         return {}
     rows, columns = tables["row_pos_embed"], tables["col_pos_embed"]
-    if config.pos_embed == "factorized":
-        rows, columns = interpolate_factors((rows, columns), grid, square=square)
+    if same_sizes((len(rows), len(columns)), grid):
+        return dict(tables)
+    if config.pos_embed == "factorized":  # linearly, as timm's NaFlex does
+        sides = square_around(grid) if square else grid
+        rows = (matrix(len(rows), sides[0], "bilinear", rows) @ rows)[: grid[0]]
+        columns = (matrix(len(columns), sides[1], "bilinear", columns) @ columns)[: grid[1]]
     else:
         rows = interpolate_positions(rows[:, None], (grid[0], 1), method)[:, 0]
         columns = interpolate_positions(columns[None], (1, grid[1]), method)[0]

@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvian.config import AXIAL_HEADS, ConvStyle, ResNetConfig, ResNetStyle, StemConfig
-from vitruvian.errors import ConfigError
 from vitruvian.model.interface import ImageNetwork
 from vitruvian.model.positions import Offsets
-from vitruvian.settings import Size
+from vitruvian.settings import Size, check_index
 
 Style = ConvStyle | ResNetStyle
 ALMOST_ZERO = torch.finfo(torch.float32).tiny
@@ -200,10 +199,7 @@ class ResNet(ImageNetwork):
 
     def stage_maps(self, pixels: Tensor, stages: Iterable[int]) -> list[Tensor]:
         """Feature maps (B, channels, height, width) after the given stages; negative indices count from the end."""
-        indices, count = list(stages), len(self.stages)
-        for index in indices:
-            if not -count <= index < count:
-                raise ConfigError(f"stage {index} does not exist: the model has stages 0 to {count - 1}")
+        indices = [check_index("stage", index, len(self.stages)) for index in stages]
         maps = list(accumulate(self.stages, lambda x, stage: stage(x), initial=self.forward_root(pixels)))[1:]
         return [maps[index] for index in indices]
 

@@ -104,40 +104,30 @@ class ResNetDUnit(nn.Module):
         return F.relu(x + y)
 
 
-class ResNetDStem(nn.Module):
-    """Pixels -> feature map: three 3x3 convolutions in place of one of 7x7, then stages of residual units."""
+class DeepStem(nn.Module):
+    """Pixels -> feature map: several convolutions with BatchNorm in place of one.
+
+    `resnet_d` has three of 3x3, then stages of residual units. `mobile_clip` embeds patches of 4x4 pixels, then of 2x2;
+    the patch embedding, 2x2 again, follows.
+    """
 
     def __init__(self, config: StemConfig, channels: int) -> None:
         super().__init__()
-        half = config.width // 2
-        shapes = (channels, half, 2), (half, half, 1), (half, config.width, 1)
-        self.root = nn.ModuleList(ConvNorm(i, o, 3, stride=stride, padding=1) for i, o, stride in shapes)
-        self.stages = bottleneck_stages(config.stages, config.width, ResNetDUnit)
+        half, D = config.width // 2, config.width
+        shapes = [(channels, half, 3, 2), (half, half, 3, 1), (half, D, 3, 1)]
+        shapes = shapes if config.stages else [(channels, D, 4, 4), (D, D, 2, 2)]
+        self.root = nn.ModuleList(ConvNorm(i, o, k, stride=s, padding=k % 2) for i, o, k, s in shapes)
+        self.stages = bottleneck_stages(config.stages, D, ResNetDUnit) if config.stages else None
 
     def forward(self, x: Tensor) -> Tensor:
         for part in self.root:
-            x = F.relu(part(x))
-        return self.stages(F.max_pool2d(x, 3, 2, padding=1))
-
-
-class MobileClipStem(nn.Module):
-    """MobileCLIP's stem: patches of 4x4 pixels, then of 2x2, as a feature map for a patch embedding of 2x2."""
-
-    def __init__(self, config: StemConfig, channels: int) -> None:
-        super().__init__()
-        shapes = (channels, config.width, 4), (config.width, config.width, 2)
-        self.root = nn.ModuleList(ConvNorm(i, o, side, stride=side) for i, o, side in shapes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for part in self.root:
-            x = F.gelu(part(x))
-        return x
+            x = F.gelu(part(x)) if self.stages is None else F.relu(part(x))
+        return x if self.stages is None else self.stages(F.max_pool2d(x, 3, 2, padding=1))
 
 
 STEMS: dict[str, Callable[[StemConfig, int], nn.Module]] = {
     **dict.fromkeys(("hybrid", "timm", "bit"), Stem),
+    **dict.fromkeys(("resnet_d", "mobile_clip"), DeepStem),
     "conv": ConvStem,
-    "resnet_d": ResNetDStem,
-    "mobile_clip": MobileClipStem,
 }
 """By `StemConfig.style`."""

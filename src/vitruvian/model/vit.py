@@ -14,7 +14,7 @@ from vitruvian.model.embed import Embedding
 from vitruvian.model.encoder import BLOCKS, AttentionPool, Block, PreLogits, norm_layer
 from vitruvian.model.interface import ImageNetwork
 from vitruvian.model.token_merging import forward_merged, token_groups
-from vitruvian.settings import Size, check_choice, check_range
+from vitruvian.settings import Size, check_choice, check_index, check_range
 
 # B images, N tokens (T before the patches), D width, F features the head reads, K classes
 
@@ -240,10 +240,7 @@ class ViT(ImageNetwork):
 
     def layer(self, index: int) -> int:
         """The index of a layer, counted from 0; a negative index counts from the end."""
-        layers = self.config.depth
-        if not -layers <= index < layers:
-            raise ConfigError(f"layer {index} does not exist: the model has layers 0 to {layers - 1}")
-        return index % layers
+        return check_index("layer", index, self.config.depth)
 
 
 def take_indices(depth: int, indices: int | Iterable[Any] | None) -> list[int]:
@@ -251,8 +248,4 @@ def take_indices(depth: int, indices: int | Iterable[Any] | None) -> list[int]:
     if isinstance(indices, int):
         check_range("indices", indices, 1, depth)
         indices = range(depth - indices, depth)
-    chosen = list(range(depth) if indices is None else indices)
-    for index in chosen:
-        if not isinstance(index, int) or not -depth <= index < depth:
-            raise ConfigError(f"block {index!r} does not exist: the model has blocks 0 to {depth - 1}")
-    return [index % depth for index in chosen]
+    return [check_index("block", index, depth) for index in (range(depth) if indices is None else indices)]

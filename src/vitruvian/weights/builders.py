@@ -10,7 +10,6 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from typing import Any, Self, cast
@@ -95,17 +94,11 @@ class ImageClassification(nn.Module):
         return "\n    ".join(["ImageClassification(", *(f"{name}={getattr(self, name)}" for name in fields)]) + "\n)"
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """One set of weights: its address, the constructor of its transform, and facts about it."""
-
-    url: str
-    transforms: partial[ImageClassification] = field(compare=False)
-    meta: dict[str, Any] = field(compare=False)
-
-
 class WeightsEnum(Enum):
-    """The published weights of a builder."""
+    """The published weights of a builder.
+
+    A value is the size before the crop, the top-5 accuracy on ImageNet in percent, and the size of the file in MB.
+    """
 
     @classmethod
     def verify(cls, weights: object) -> Self | None:
@@ -121,20 +114,35 @@ class WeightsEnum(Enum):
             raise TypeError(f"weights must be a {cls.__name__}, not a {type(weights).__name__}")
         return weights
 
-    value: Weights
-
     @property
     def url(self) -> str:
-        return self.value.url
+        return PUBLISHED[self.published_name].location
 
     @property
     def transforms(self) -> partial[ImageClassification]:
         """Call it for the transform: `weights.transforms()`."""
-        return self.value.transforms
+        mode = "bicubic" if "SWAG" in self.name else "bilinear"
+        side = PUBLISHED[self.published_name].image_size
+        return partial(ImageClassification, crop_size=side, resize_size=self.value[0], interpolation=mode)
 
     @property
     def meta(self) -> dict[str, Any]:
-        return self.value.meta
+        row, (_, top5, file_size) = PUBLISHED[self.published_name], self.value
+        size = (row.image_size, row.image_size)
+        config = resolve(row.variant).replace(image_size=size)
+        vision, swag = "https://github.com/pytorch/vision", "https://github.com/facebookresearch/SWAG"
+        model = type(self).__name__.removesuffix("_Weights").lower()
+        recipes = {"IMAGENET1K_SWAG_E2E_V1": swag, "IMAGENET1K_SWAG_LINEAR_V1": f"{vision}/pull/5793"}
+        return {
+            "categories": [CATEGORIES.get(label, label) for label in imagenet_labels()],
+            "num_params": parameters(config),
+            "min_size": size,
+            "recipe": recipes.get(self.name, f"{vision}/tree/main/references/classification#{model}"),
+            "_metrics": {"ImageNet-1K": {"acc@1": row.top1, "acc@5": top5}},
+            "_ops": round(multiply_adds(config) / 1e9, 3),
+            "_file_size": file_size,
+            "_docs": f"Trained on {row.note}.",
+        } | ({"license": f"{swag}/blob/main/LICENSE"} if "SWAG" in self.name else {})
 
     @property
     def published_name(self) -> str:
@@ -152,63 +160,43 @@ class WeightsEnum(Enum):
         return self.published_name
 
 
-def _weights(model: str, member: str, resize: int, top5: float, file_size: float) -> Weights:
-    """Weights of torchvision with the size before the crop, its accuracies on ImageNet, and the size of the file."""
-    row, is_swag = PUBLISHED[f"ViT_{model}_Weights.IMAGENET1K_{member}"], "SWAG" in member
-    side = row.image_size
-    config = resolve(row.variant).replace(image_size=(side, side))
-    vision, swag = "https://github.com/pytorch/vision", "https://github.com/facebookresearch/SWAG"
-    own_recipe = f"{vision}/tree/main/references/classification#vit_{model.lower()}"
-    meta = {
-        "categories": [CATEGORIES.get(label, label) for label in imagenet_labels()],
-        "num_params": parameters(config),
-        "min_size": (side, side),
-        "recipe": {"SWAG_E2E_V1": swag, "SWAG_LINEAR_V1": f"{vision}/pull/5793"}.get(member, own_recipe),
-        "_metrics": {"ImageNet-1K": {"acc@1": row.top1, "acc@5": top5}},
-        "_ops": round(multiply_adds(config) / 1e9, 3), "_file_size": file_size, "_docs": f"Trained on {row.note}.",
-    } | ({"license": f"{swag}/blob/main/LICENSE"} if is_swag else {})  # fmt: skip
-    mode = "bicubic" if is_swag else "bilinear"
-    transform = partial(ImageClassification, crop_size=side, resize_size=resize, interpolation=mode)
-    return Weights(row.location, transform, meta)
-
-
 class ViT_B_16_Weights(WeightsEnum):
     """Weights of `vit_b_16`."""
 
-    IMAGENET1K_V1 = _weights("B_16", "V1", 256, 95.318, 330.285)
-    IMAGENET1K_SWAG_E2E_V1 = _weights("B_16", "SWAG_E2E_V1", 384, 97.65, 331.398)
-    IMAGENET1K_SWAG_LINEAR_V1 = _weights("B_16", "SWAG_LINEAR_V1", 224, 96.18, 330.285)
+    IMAGENET1K_V1 = (256, 95.318, 330.285)
+    IMAGENET1K_SWAG_E2E_V1 = (384, 97.65, 331.398)
+    IMAGENET1K_SWAG_LINEAR_V1 = (224, 96.18, 330.285)
     DEFAULT = IMAGENET1K_V1
 
 
 class ViT_B_32_Weights(WeightsEnum):
     """Weights of `vit_b_32`."""
 
-    IMAGENET1K_V1 = _weights("B_32", "V1", 256, 92.466, 336.604)
+    IMAGENET1K_V1 = (256, 92.466, 336.604)
     DEFAULT = IMAGENET1K_V1
 
 
 class ViT_L_16_Weights(WeightsEnum):
     """Weights of `vit_l_16`."""
 
-    IMAGENET1K_V1 = _weights("L_16", "V1", 242, 94.638, 1161.023)
-    IMAGENET1K_SWAG_E2E_V1 = _weights("L_16", "SWAG_E2E_V1", 512, 98.512, 1164.258)
-    IMAGENET1K_SWAG_LINEAR_V1 = _weights("L_16", "SWAG_LINEAR_V1", 224, 97.422, 1161.023)
+    IMAGENET1K_V1 = (242, 94.638, 1161.023)
+    IMAGENET1K_SWAG_E2E_V1 = (512, 98.512, 1164.258)
+    IMAGENET1K_SWAG_LINEAR_V1 = (224, 97.422, 1161.023)
     DEFAULT = IMAGENET1K_V1
 
 
 class ViT_L_32_Weights(WeightsEnum):
     """Weights of `vit_l_32`."""
 
-    IMAGENET1K_V1 = _weights("L_32", "V1", 256, 93.07, 1169.449)
+    IMAGENET1K_V1 = (256, 93.07, 1169.449)
     DEFAULT = IMAGENET1K_V1
 
 
 class ViT_H_14_Weights(WeightsEnum):
     """Weights of `vit_h_14`."""
 
-    IMAGENET1K_SWAG_E2E_V1 = _weights("H_14", "SWAG_E2E_V1", 518, 98.694, 2416.643)
-    IMAGENET1K_SWAG_LINEAR_V1 = _weights("H_14", "SWAG_LINEAR_V1", 224, 97.73, 2411.209)
+    IMAGENET1K_SWAG_E2E_V1 = (518, 98.694, 2416.643)
+    IMAGENET1K_SWAG_LINEAR_V1 = (224, 97.73, 2411.209)
     DEFAULT = IMAGENET1K_SWAG_E2E_V1
 
 

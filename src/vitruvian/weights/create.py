@@ -220,7 +220,9 @@ def list_models(
         pretrained: List the names of published weights instead, which `load` takes too.
         exclude_filters: Patterns of names to leave out.
     """
-    include, exclude = ([each] if isinstance(each, str) else list(each) for each in (filter or "*", exclude_filters))
+    include, exclude = (
+        [names] if isinstance(names, str) else list(names) for names in (filter or "*", exclude_filters)
+    )
     names = published_names() if pretrained else [*VARIANTS, *rows()]
 
     def matches(name: str, patterns: Iterable[str]) -> bool:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from vitruvian.config import (
+    CHANGEABLE,
     IMAGENET_MEAN,
     IMAGENET_STD,
-    REGULARIZERS,
     ConvStyle,
     ModelMeta,
     Numerics,
@@ -204,7 +204,7 @@ def model_type_obstacles(config: ViTConfig, model_type: str, *, free: tuple[str,
     default, reasons = ViTConfig(), []
     for name in (setting.name for setting in dataclasses.fields(config)):
         expected, actual = fixed.get(name, getattr(default, name)), getattr(config, name)
-        if name not in {*FREE_SETTINGS, *REGULARIZERS, *free, "numerics"} and actual != expected:
+        if name not in {*FREE_SETTINGS, *CHANGEABLE, *free, "numerics"} and actual != expected:
             reasons.append(f"{model_type} has {name}={expected!r}, this model {actual!r}")
     return reasons
 
