@@ -214,10 +214,12 @@ def test_the_trainer_of_transformers_trains_and_saves_the_model(tmp_path, checkp
     model, generator = tiny(), torch.Generator().manual_seed(0)
     data = [{"pixels": torch.rand(3, 32, 32, generator=generator), "labels": i % 3} for i in range(8)]
     before = model.head.weight.clone()
+    fields = TrainingArguments.__dataclass_fields__  # the option has another name since transformers 5.23
+    option = "activation_checkpointing" if "activation_checkpointing" in fields else "gradient_checkpointing"
     arguments = TrainingArguments(
         output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=4, use_cpu=True,
-        report_to=["tensorboard"] * checkpointing, gradient_checkpointing=checkpointing, save_strategy="no",
-        disable_tqdm=True,
+        report_to=["tensorboard"] * checkpointing, save_strategy="no", disable_tqdm=True,
+        **{option: checkpointing},
     )  # fmt: skip
     trainer = Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data)
     assert trainer.train().global_step == 2
@@ -228,3 +230,13 @@ def test_the_trainer_of_transformers_trains_and_saves_the_model(tmp_path, checkp
     again = vt.load(tmp_path / "saved" / "model.safetensors", config=model.config)
     pixels = torch.stack([sample["pixels"] for sample in data])
     torch.testing.assert_close(again(pixels), model.eval()(pixels))
+
+
+@pytest.mark.parametrize("word", ["activation", "gradient"])
+def test_checkpointing_is_enabled_by_the_names_of_all_versions_of_transformers(word):
+    model = tiny()
+    enable = getattr(model, f"{word}_checkpointing_enable")
+    enable(**{f"{word}_checkpointing_kwargs": {"use_reentrant": False}}, every_n_layers=1, offload=False)
+    assert model.grad_checkpointing
+    with pytest.raises(ConfigError, match="every_n_layers=2 and offload=False are not supported: every block"):
+        enable(every_n_layers=2)

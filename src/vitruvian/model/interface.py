@@ -101,16 +101,20 @@ class ImageNetwork(nn.Module):
             raise ConfigError("gradient checkpointing is for Vision Transformers, not for a ResNet")
         self.grad_checkpointing = enable
 
-    def gradient_checkpointing_enable(
+    def activation_checkpointing_enable(
         self,
-        gradient_checkpointing_kwargs: dict[str, Any] | None = None,
+        activation_checkpointing_kwargs: dict[str, Any] | None = None,
         every_n_layers: int = 1,
         offload: bool = False,
+        *,
+        gradient_checkpointing_kwargs: dict[str, Any] | None = None,
     ) -> None:
         """`set_grad_checkpointing` as transformers' Trainer calls it; recomputation is never reentrant."""
         if every_n_layers != 1 or offload:
             raise ConfigError(f"{every_n_layers=} and {offload=} are not supported: every block is recomputed")
         self.set_grad_checkpointing()
+
+    gradient_checkpointing_enable = activation_checkpointing_enable  # its name before transformers 5.23
 
 
 def check_floats(pixels: Tensor) -> None:
