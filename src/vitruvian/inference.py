@@ -32,7 +32,7 @@ from vitruvian.data.sources import Source
 from vitruvian.data.transform import EvalTransform, SeededTransform, Transform
 from vitruvian.data.workers import in_order, in_threads
 from vitruvian.engines.choose import Engine, fastest_engine
-from vitruvian.engines.graph import LOGITS_ONLY, Graph, ImageModel, find_graph, open_graph
+from vitruvian.engines.graph import LOGITS_ONLY, Graph, ImageModel, find_graph, open_graph, single_graph
 from vitruvian.engines.runtimes import FEATURES, EngineName, check_engine
 from vitruvian.engines.torch_variant import TorchVariant, torch_engine
 from vitruvian.errors import ConfigError, DataError, ImageError, argument
@@ -93,7 +93,7 @@ class Prediction:
     value: float | None = None
     """For a number, its value; the probability is then 0."""
     interval: tuple[float, float] | None = None
-    """For a number, an interval that contains the true value with a probability of `targets.COVERAGE`."""
+    """For a number, an interval that contains the true value with a probability of `Target.coverage`."""
 
     @property
     def text(self) -> str:
@@ -244,6 +244,7 @@ class Encoder:
         self.engine, is_loaded = check_engine(engine, device), isinstance(model, str | Path)
         self._preprocess: Preprocess | Transform | None = None
         self._first: Classifier | None = None  # the first pass of a cascade
+        self._single: Path | None = None  # a graph for single images beside the weights
         self.name = str(model)
         if not isinstance(model, str | Path):
             self.name = model.meta.origin if isinstance(model.config, GraphConfig) else title_of(model.config)
@@ -251,6 +252,8 @@ class Encoder:
                 what = "num_heads, image_size and adapter apply when weights are loaded"
                 raise ConfigError(f"{what}; this model is already built")
         elif graph is None:
+            if image_size is None and adapter is None and tome_r is None:  # it belongs to the weights as they are
+                self._single = single_graph(Path(model).expanduser())
             model = load(model, num_heads=num_heads, image_size=image_size, adapter=adapter)
         else:
             refused = {"num_heads": num_heads is not None, "adapter": adapter is not None, "compile": compile}
@@ -281,8 +284,9 @@ class Encoder:
         return f"{type(self).__name__}({self.name}, {classes}{size} pixels, {self.engine} on {self.device})"
 
     def _open_engine(self) -> ImageModel | Engine | TorchVariant:
-        kind = TorchVariant if self.engine.startswith("torch:") else Engine
-        return self.model if self.engine == "torch" else kind(self.torch_model, self.engine)
+        if self.engine.startswith("torch:"):
+            return TorchVariant(self.torch_model, self.engine)
+        return self.model if self.engine == "torch" else Engine(self.torch_model, self.engine, self._single)
 
     @property
     def torch_model(self) -> Model:
@@ -506,7 +510,7 @@ class Classifier(Encoder):
         if labels is not None:
             from vitruvian.weights.zero_shot import with_words  # most models have their own labels
 
-            self.model = with_words(self.torch_model, labels, template).to(self.device)
+            self.model, self._single = with_words(self.torch_model, labels, template).to(self.device), None
             self._forward = self._open_engine()
         elif template is not None:
             raise ConfigError(f"{argument('template')} needs {argument('labels')}")

@@ -28,6 +28,9 @@ MAX_LEVELS = 1000  # of ordinal classes; more are numbers
 SEPARATOR = ";"  # between the labels of an image
 
 
+COVERAGE = 0.9  # default for prediction intervals
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target(Settings):
     """What a model predicts, and what was fitted for that; saved with the model."""
@@ -40,16 +43,14 @@ class Target(Settings):
     std: tuple[Annotated[float, Range(1e-30)], ...] = ()
     """Numbers: mean and standard deviation of the training images. The outputs are standardized with them."""
     margins: tuple[Annotated[float, Range(0.0)], ...] = ()
-    """Numbers: half the width of the interval that contains the true value of COVERAGE of the held-out images."""
+    """Numbers: half the width of the interval that contains the true value of `coverage` of the held-out images."""
+    coverage: Annotated[float, Range(0.5, 1.0)] = COVERAGE
     levels: tuple[str, ...] = ()
     """Ordinal: the names of the classes, in their order."""
 
     def check(self) -> None:
         if self.kind not in KINDS:
             raise UnknownNameError("target", self.kind, KINDS)
-
-
-COVERAGE = 0.9  # of prediction intervals
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,6 @@
 """`vit export`, `vit bench`, and an exported graph in place of weights."""
 
+import csv
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from PIL import Image
 
 import vitruvian as vt
+from vitruvian.catalog import title_of
 from vitruvian.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.openvino
@@ -66,6 +68,21 @@ def test_bench_prints_tables_and_draws(native, vit):
     assert code == 0, err
     assert "norms, sums, head" in out
     assert plot.read_bytes().startswith(b"\x89PNG")
+    rows, few = native / "rows.csv", (*arguments, "--precision", "bf16", "--csv", native / "rows.csv")
+    assert vit("bench", "--model", native / "native", *few).code == 0
+    with rows.open(newline="") as file:
+        written = list(csv.DictReader(file))
+    assert [(row["engine"], row["batch_size"]) for row in written] == [
+        (engine, size) for size in "12" for engine in ("torch", "torch:bf16")
+    ]
+    assert {row["model"] for row in written} == {str(title_of(vt.load(native / "native").config))}
+    for row in written:
+        assert f"torch {torch.__version__}" in row["versions"]
+        assert float(row["images_per_second"]) > 0
+        assert (float(row["difference"]) < 1e-5) == (row["engine"] == "torch")  # bf16 has 8 bits
+        assert row["processor"]
+        assert str(native) not in str(row)
+    assert vit("bench", "--model", native / "native", "--csv", "rows.txt").code == 2
     assert vit("bench", "--model", native / "native", "--batches", "0").code == 2
     assert vit("bench", "--model", native / "native", "--plot", "out.gif").code == 2
 

@@ -15,7 +15,7 @@ import typer
 
 from vitruvian import __version__
 from vitruvian.cli.app import app
-from vitruvian.cli.options import RecipeOptions, option_spelling
+from vitruvian.cli.options import LoadOptions, RecipeOptions, option_spelling
 from vitruvian.errors import ConfigError, Interrupted, argument
 from vitruvian.training import read_recipe, recipe_names
 from vitruvian.training import recipe as recipe_module
@@ -61,7 +61,8 @@ OPTIONS = {
     "--compile --tome-r",
     "embed": "--model -m --out --merge --json --shard --on --split --dtype --piece --max-unreadable --workers "
     "--batch-size --num-heads --image-size --adapter --device --engine --precision --compile",
-    "similar": "--in --text --top --model -m --exact --json --out --device",
+    "similar": "--in --text --top --model -m --exact --json --out --num-heads --image-size --adapter "
+    "--device --engine --precision --compile",
     "models": "--json --augreg --index --license",
     "convert": "--to --labels --template --num-heads --image-size --patch-size --num-classes --half --config --json "
     "--card",
@@ -103,15 +104,15 @@ OPTIONS = {
     "study self-supervision": TRAINED_STUDY,
     "datasets": "--data-root --json",
     "doctor": "--target --predictions --device --out --json --workers --model -m --drop --vectors --review --apply "
-    "--against",
+    "--against --num-heads --image-size --adapter --engine --precision --compile",
     "pack": "--side --format --quality --shard-mb --workers",
     "export": "--to --batch-size --image-size --dynamic-size --features --num-heads --json",
     "optimize": "--calibrate --max-loss --only --images --minutes --evaluate --engine --weight-bits --report "
     "--tome-r --image-size --split --batch-size --num-heads --json",
     "bench": "--model -m --engine --batches --rounds --image --plot --json --num-heads --image-size --tome-r --device "
-    "--precision --compile",
+    "--precision --compile --csv --adapter",
     "serve": "--model -m --adapter --host --port --batch-size --queue --max-mb --max-seconds --allow-host "
-    "--image-size --engine --device --precision --compile",
+    "--image-size --engine --device --precision --compile --num-heads --tome-r",
     "demo": "--out --set",
 }
 
@@ -131,6 +132,14 @@ def test_commands_and_their_options_are_these():
         for name, command in commands()
     }
     assert found == {name: set(flags.split()) for name, flags in OPTIONS.items()}
+
+
+@pytest.mark.parametrize(
+    "name", ["predict", "evaluate", "compare", "embed", "probe", "explain", "similar", "doctor", "bench", "serve"]
+)
+def test_commands_that_run_a_model_load_it_with_the_same_options(name):
+    expected = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(LoadOptions)}
+    assert expected <= set(OPTIONS[name].split())
 
 
 @pytest.mark.parametrize("name", recipe_names())

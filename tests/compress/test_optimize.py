@@ -1,5 +1,6 @@
 """The fastest model within a loss is written and used by `vit predict`."""
 
+import dataclasses
 import json
 
 import pytest
@@ -12,9 +13,10 @@ from vitruvian.compress.int8 import dense_layers
 from vitruvian.compress.loss import AccuracyLoss
 from vitruvian.compress.optimize import Candidate, CompressionSearch, Optimized, fastest_single, frontier, optimize_page
 from vitruvian.config import CascadeConfig
-from vitruvian.engines import graph
+from vitruvian.engines import choose, graph
 from vitruvian.engines.export import export
 from vitruvian.errors import CheckpointError, ConfigError, ConversionError
+from vitruvian.weights.save import save
 
 
 def test_the_page_draws_the_frontier_and_names_what_was_written():
@@ -98,8 +100,11 @@ def test_single_images_have_the_fastest_graph_for_them():
         candidate(cascade=CascadeConfig(threshold=0.5, tome_r=(1, 0)), single_seconds=0.1),
     ]
     assert fastest_single([batches, exact, *others], batches, 0.5) is exact
-    weights = others[1]
-    assert fastest_single([batches, exact, *others], weights, 0.5) is weights
+    weights = candidate(engine="torch", path="", single_seconds=0.3)
+    assert fastest_single([weights, batches, exact], weights, 0.5) is exact
+    assert fastest_single([others[1], batches, exact], others[1], 0.5) is others[1]
+    cascade = dataclasses.replace(others[2], path="", single_seconds=0.3)
+    assert fastest_single([cascade, batches, exact], cascade, 0.5) is cascade
     assert fastest_single([batches, *others], batches, 0.5) is batches
 
 
@@ -121,8 +126,38 @@ def test_a_folder_may_hold_a_graph_for_single_images(tmp_path, capsys, monkeypat
     assert "note: single images are computed like batches, because onnxruntime is not" in capsys.readouterr().err
     monkeypatch.undo()
     export(tiny_model(num_classes=2, depth=1), tmp_path / "single.onnx")
-    with pytest.raises(CheckpointError, match=r"single\.onnx: its input or output differs from that of the graph"):
+    with pytest.raises(CheckpointError, match=r"single\.onnx: its input or output differs from that of the model"):
         vt.Classifier(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_folder_of_weights_may_hold_a_graph_for_single_images(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(choose, "installed", lambda: ["torch", "onnxruntime"])
+    monkeypatch.setattr(choose, "OPEN_FROM", 2)
+    monkeypatch.setattr(choose, "fastest_mode", lambda model, pixels: choose.default_mode("torch", len(pixels)))
+    batches, single, pixels = tiny_model(), tiny_model(depth=1), torch.randn(3, 3, 16, 16)
+    save(batches, tmp_path / "fast")
+    export(single, tmp_path / "fast" / "single.onnx")
+    of_batches, of_single = batches(pixels).detach(), single(pixels[:1]).detach()
+
+    def check(actual, expected):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
+
+    classifier = vt.Classifier(tmp_path / "fast", engine="auto")
+    check(classifier.logits(pixels), of_batches)
+    classifier.prepare(pixels[:1])  # as vit serve does; without it, the last image of many is run like them
+    check(classifier.logits(pixels[:1]), of_single)
+    check(classifier.features(pixels[:1]), batches.features(pixels[:1]).detach())
+    alone = vt.Classifier(tmp_path / "fast", engine="auto")
+    alone.expect(1)
+    check(alone.logits(pixels[:1]), of_batches[:1])  # opening the graph would take longer than it saves
+    check(alone.logits(pixels[:1]), of_single)
+    check(vt.Classifier(tmp_path / "fast").logits(pixels[:1]), of_batches[:1])  # Python's default calls hooks
+    check(vt.Classifier(tmp_path / "fast", engine="auto", tome_r=0).logits(pixels[:1]), of_batches[:1])
+    export(tiny_model(num_classes=2, depth=1), tmp_path / "fast" / "single.onnx")
+    with pytest.raises(CheckpointError, match=r"single\.onnx: its input or output differs from that of the model"):
+        vt.Classifier(tmp_path / "fast", engine="auto").logits(pixels[:1])
 
 
 @pytest.mark.slow

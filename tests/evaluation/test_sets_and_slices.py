@@ -15,7 +15,7 @@ from vitruvian.cli.evaluate import evaluate as command
 from vitruvian.data.formats import open_dataset
 from vitruvian.errors import ConfigError, DataError
 from vitruvian.evaluation.calibration import Fitting, fitting
-from vitruvian.evaluation.conformal import fit_sets
+from vitruvian.evaluation.conformal import expected_coverage, fit_sets, fit_threshold
 from vitruvian.evaluation.evaluate import evaluate, save_calibrated
 from vitruvian.evaluation.metrics import wilson
 from vitruvian.evaluation.probe_classifiers import fit_linear
@@ -119,12 +119,12 @@ def test_accuracy_is_measured_in_slices_and_the_worst_is_named(tmp_path, photos)
     found = evaluate(manifest, color_model(), by="camera")
     accuracy = found.measures.class_accuracy  # of blue, green, red
     expected = {"old": accuracy[0], "new": (accuracy[1] + accuracy[2]) / 2}
-    assert {part.name: part.top1 for part in found.slices} == pytest.approx(expected)
-    assert [part.top1 for part in found.slices] == pytest.approx(sorted(expected.values()))
+    assert {part.name: part.value for part in found.slices} == pytest.approx(expected)
+    assert [part.value for part in found.slices] == pytest.approx(sorted(expected.values()))
     worst = found.slices[0]
-    assert worst.interval == pytest.approx(wilson(worst.top1 / 100 * worst.count, worst.count))
+    assert worst.interval == pytest.approx(wilson(worst.value / 100 * worst.count, worst.count))
     by_path = evaluate(photos, color_model(), by=r"/(\w+)/")
-    assert {part.name: part.top1 for part in by_path.slices} == pytest.approx(dict(zip(found.space.classes, accuracy)))
+    assert {part.name: part.value for part in by_path.slices} == pytest.approx(dict(zip(found.space.classes, accuracy)))
     page = write_evaluation(found, tmp_path / "report").read_text()
     assert "Slices by camera" in page
     assert json.loads(json.dumps(found.to_json()))["slices"][0]["name"] == worst.name
@@ -139,3 +139,15 @@ def test_the_command_prints_slices_and_sets(tmp_path, photos):
     assert ran.exit_code == 0, ran.output
     assert "worst: camera " in ran.output
     assert "prediction sets for 90%, fitted on all 90 images, each measured without its tenth" in ran.output
+    assert "for new images expect 8" in ran.output  # 90 images: from 82.9 or so
+
+
+@pytest.mark.parametrize(("coverage", "count"), [(0.8, 100), (0.9, 500), (0.95, 39)])
+def test_thresholds_cover_new_images_as_often_as_their_number_lets_expect(coverage, count):
+    """Of a score that is uniform on 0 to 1, a threshold t covers 1 - t of the new images."""
+    generator = np.random.default_rng(0)
+    true = np.array([1 - fit_threshold(generator.random(count), coverage) for _ in range(4000)])
+    assert 100 * true.mean() >= 100 * coverage - 0.1  # the promise, with the noise of 4,000 fits
+    low, high = expected_coverage(coverage, count)
+    within = 100 * ((100 * true >= low) & (100 * true <= high)).mean()
+    assert within == pytest.approx(95, abs=1.5)  # 4,000 fits have 0.35 points

@@ -11,7 +11,10 @@ from typer.testing import CliRunner
 from vitruvian.cli.app import app
 from vitruvian.config import ViTConfig
 from vitruvian.errors import ConfigError, DataError
+from vitruvian.evaluation.conformal import fit_target_sets
 from vitruvian.evaluation.evaluate import evaluate, evaluate_classes, save_calibrated
+from vitruvian.evaluation.report import write_evaluation
+from vitruvian.evaluation.target_metrics import MEASURES
 from vitruvian.inference import Classifier
 from vitruvian.model.build import build
 from vitruvian.targets import Target
@@ -94,12 +97,86 @@ def test_labels_and_numbers_are_evaluated_by_name(images):
     json.dumps(evaluation.to_json())
     with pytest.raises(ConfigError, match="this is for models of one class per image"):
         evaluate_classes(images / "list.csv", model)
-    with pytest.raises(
-        ConfigError, match="coverage= is for models of one class per image; numbers have intervals of 90%"
-    ):
-        evaluate(images / "list.csv", model, coverage=0.9)
-    with pytest.raises(ConfigError, match="by= is for models of one class per image; evaluate a manifest of each part"):
-        evaluate(images / "list.csv", model, by="label")
+    with pytest.raises(ConfigError, match="corruptions= is for models of one class per image"):
+        evaluate(images / "list.csv", model, corruptions=["fog"])
+
+
+def test_slices_of_labels_and_numbers_have_the_metric_of_their_images(images):
+    labels = evaluate(images / "list.csv", model_of(Target(kind="multi"), LABELS), by="label")
+    numbers = evaluate(
+        images / "list.csv", model_of(Target(kind="number", mean=(15.0,), std=(3.0,)), ("age",)), by="label"
+    )
+    for evaluation, metric, worst_first in ((labels, "map", 1), (numbers, "mae", -1)):
+        assert {part.name: part.count for part in evaluation.slices} == {"a": 4, "b": 4, "c": 4}
+        values = [part.value for part in evaluation.slices]
+        assert values == sorted(values, key=lambda value: worst_first * value)
+        for part in evaluation.slices:
+            rows = np.flatnonzero(np.arange(12) % 3 == "abc".index(part.name))
+            assert part.value == evaluation.measures.part(rows).scalars()[metric]
+            assert part.interval[0] <= part.value <= part.interval[1]
+    errors = np.abs(numbers.measures.scores - numbers.measures.targets)[:, 0]
+    assert {p.name: p.value for p in numbers.slices} == pytest.approx(
+        {k: errors["abc".index(k) :: 3].mean() for k in "abc"}
+    )
+    page = write_evaluation(numbers, images / "report").read_text()
+    assert "Slices by label" in page
+    assert "worst: label " in page
+    assert json.loads(json.dumps(numbers.to_json()))["slices"][0]["name"] == numbers.slices[0].name
+
+
+def measures_of(kind, scores, targets):
+    names = tuple(f"output {k}" for k in range(scores.shape[1]))
+    facts = {"indices": np.arange(len(scores)), "loss": 0.0, "target": Target(kind=kind)}
+    return MEASURES[kind](names=names, scores=scores, targets=targets, **facts)
+
+
+@pytest.mark.parametrize("coverage", [0.8, 0.95])
+def test_sets_of_labels_contain_all_labels_as_often_as_promised(coverage):
+    generator = np.random.default_rng(0)
+    scores = generator.random((6000, 4))
+    targets = (generator.random((6000, 4)) < scores).astype(np.float64)  # a calibrated model
+    targets[::7, 2] = np.nan
+    sets = fit_target_sets(measures_of("multi", scores[:3000], targets[:3000]), coverage)
+    has_labels = (targets[3000:] == 1).any(axis=1)
+    inside = ((scores >= sets.threshold) | (targets != 1)).all(axis=1)[3000:][has_labels]
+    assert 100 * inside.mean() == pytest.approx(100 * coverage, abs=2.0)  # both halves have 0.8 points
+    assert sets.coverage == pytest.approx(100 * coverage, abs=0.5)
+    assert sets.count == (targets[:3000] == 1).any(axis=1).sum()
+    assert sets.mean_size == pytest.approx((scores[3000:] >= sets.threshold).sum(axis=1).mean(), abs=0.1)
+
+
+@pytest.mark.parametrize("coverage", [0.8, 0.95])
+def test_intervals_of_numbers_contain_them_as_often_as_promised(coverage):
+    generator = np.random.default_rng(0)
+    targets = generator.normal(size=(6000, 2))
+    targets[::5, 1] = np.nan
+    scores = np.nan_to_num(targets) + generator.standard_t(3, (6000, 2)) * (1, 10)
+    sets = fit_target_sets(measures_of("number", scores[:3000], targets[:3000]), coverage)
+    assert sets.thresholds[1] == pytest.approx(10 * sets.thresholds[0], rel=0.2)
+    inside = (np.abs(scores - targets) <= -np.array(sets.thresholds))[3000:][~np.isnan(targets[3000:])]
+    assert 100 * inside.mean() == pytest.approx(100 * coverage, abs=2.0)
+    assert sets.coverage == pytest.approx(100 * coverage, abs=0.5)
+    assert (sets.mean_size, sets.expected[0] < 100 * coverage < sets.expected[1]) == (None, True)
+
+
+def test_sets_of_labels_and_intervals_of_numbers_are_saved_and_predicted(images):
+    labels = model_of(Target(kind="multi"), LABELS)
+    sets = evaluate(images / "list.csv", labels, coverage=0.5)
+    save_calibrated(sets, images / "sets")
+    meta = load(images / "sets").meta
+    assert (meta.coverage, meta.set_threshold) == (0.5, pytest.approx(sets.sets.threshold))
+    (result,) = Classifier(images / "sets").stream([images / "0.png"])
+    assert set(result.prediction_set) == {p.label for p in result.predictions if p.probability >= meta.set_threshold}
+    numbers = evaluate(
+        images / "list.csv", model_of(Target(kind="number", mean=(15.0,), std=(3.0,)), ("age",)), coverage=0.6
+    )
+    save_calibrated(numbers, images / "intervals")
+    target = load(images / "intervals").meta.target
+    assert (target.coverage, target.margins) == (0.6, (pytest.approx(-numbers.sets.threshold),))
+    again = evaluate(images / "list.csv", images / "intervals")
+    assert "values inside their 60% interval" in write_evaluation(again, images / "report").read_text()
+    with pytest.raises(ConfigError, match=r"coverage=0.95 needs at least 19 images to fit on, there are 10"):
+        evaluate(images / "list.csv", labels, coverage=0.95)
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,7 @@ PAGES = {
         "no_temperature": "",
         "fitted_on": "100 images",
         "sets": "prediction sets for 90%",
+        "slice_titles": ["camera", ">images", ">top-1", "95% interval"],
         "by": "camera",
         "slices": [("A", 100, percent_bar(90.0), "83 to 95")],
         "worst": "worst: camera A",

@@ -19,7 +19,6 @@ from vitruvian.data.decode import ImageInput, decode
 from vitruvian.data.doctor.doctor_report import thumbnail_of
 from vitruvian.data.formats import open_images
 from vitruvian.data.sources import Concat
-from vitruvian.engines.runtimes import EngineName
 from vitruvian.errors import CheckpointError, ConfigError, DataError, FileError, argument, install_hint, require
 from vitruvian.evaluation.features import model_key
 from vitruvian.files import atomic_path, file_stamp, read_json, write_json, write_text
@@ -96,19 +95,18 @@ class VectorSearch:
         images: Sequence[ImageInput],
         texts: Sequence[str] = (),
         model: Encoder | str | Path | None = None,
-        *,
-        engine: EngineName = "torch",
-        device: str = "auto",
+        **options: Any,
     ) -> Vectors:
         """Query vectors (Q, D) of images, then of texts, by the model that made the vectors.
 
-        Without `model`, it is loaded by its name. Raises DataError if it is another one.
+        Without `model`, it is loaded by its name, with the `options` of `Encoder`. Raises DataError if it is another
+        one.
         """
         if not images and not texts:
             raise ConfigError(f"no query: give an image or {argument('text')}")
         where, job = self.result.folder, self.result.job
         name = job["model"] if model is None else model
-        encoder = name if isinstance(name, Encoder) else Encoder(name, engine=engine, device=device)
+        encoder = name if isinstance(name, Encoder) else Encoder(name, **options)
         devices = ("", "cpu", "cuda", "mps", "xpu")  # the vectors may come from another machine
         if not any(job.get("model_key") == model_key(encoder, device) for device in devices):
             made_by = f"the vectors of {where} ({job['model']}), or with another preprocessing or version of torch"

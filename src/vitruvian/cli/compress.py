@@ -13,6 +13,7 @@ from vitruvian.cli.options import flag, import_torch, note_replaced, option, par
 from vitruvian.progress import print_status, track
 
 ENGINE = option("NAME", "Engine to measure; repeatable [default: all].", parser=opt.parse_engine)
+CSV = option("FILE", "Write a row per engine and batch size, with this machine and versions (.csv).", dir_okay=False)
 SEARCH, INT8, TOKENS = "The search", "int8 (--only int8)", "Fewer tokens (--only merge, --only cascade)"
 USED = {
     "": {"max_loss", "images", "minutes", "batch_size"},
@@ -42,10 +43,12 @@ def bench(
     rounds: Annotated[int, option("N", "Measurements per engine and batch size.", min=1)] = 20,
     image: Annotated[Path | None, option("FILE", "Image to decode [default: a synthetic JPEG of 500 x 375].")] = None,
     plot: Annotated[Path | None, option("FILE", "Plot images per second over batch size (.png).")] = None,
+    csv: Annotated[Path | None, CSV] = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the tables.")] = False,
     num_heads: opt.NumHeads = None,
     image_size: opt.ImageSize = None,
     tome_r: opt.TomeR = None,
+    adapter: opt.Adapter = None,
     device: opt.Device = "auto",
     precision: opt.Precision = "float32",
     compile: opt.Compile = False,
@@ -58,17 +61,24 @@ def bench(
     counts = parse_numbers(batches, "--batches", "1,16")
     if plot is not None and plot.suffix.lower() != ".png":
         raise typer.BadParameter(f"{str(plot)!r} does not end in .png", param_hint="--plot")
+    if csv is not None and csv.suffix.lower() != ".csv":
+        raise typer.BadParameter(f"{str(csv)!r} does not end in .csv", param_hint="--csv")
     import_torch()
     from vitruvian.engines.bench import bench as run_bench
-    from vitruvian.files import atomic_path
+    from vitruvian.files import atomic_path, open_table
     from vitruvian.inference import Encoder
     from vitruvian.machine import choose_device
 
     device = choose_device(device, next((name for name in engine or () if not name.startswith("torch")), "torch"))
-    encoder = Encoder(model, num_heads=num_heads, image_size=image_size, tome_r=tome_r, device=device)
+    load: Any = {"num_heads": num_heads, "image_size": image_size, "tome_r": tome_r, "adapter": adapter}
+    encoder = Encoder(model, **load, device=device)
     how: Any = {"precision": precision, "compile": compile, "engines": engine or None}
     result = run_bench(encoder.model, **how, batches=counts, rounds=rounds, image=image)
     print(json.dumps(result.to_json()) if as_json else result)
+    if csv is not None:
+        with open_table(csv, {}) as write:
+            write(result.rows())
+        print_status(f"wrote {csv}")
     if plot is not None:
         chart = result.chart().image()
         assert chart is not None

@@ -7,7 +7,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from vitruvian.cli.options import DataRoot, Device, Readers, TargetName, flag, import_torch, option, split_names
+from vitruvian.cli.options import (
+    DataRoot,
+    LoadOptions,
+    Readers,
+    TargetName,
+    expand_options,
+    flag,
+    import_torch,
+    option,
+    split_names,
+)
 from vitruvian.progress import print_notes, print_status, track
 from vitruvian.tasks import Task, all_tasks, describe_pattern, find_task, get_task
 from vitruvian.tasks import data_root as find_data_root
@@ -26,8 +36,10 @@ DROP = option("NAMES", "broken, duplicates or both: --out clean.csv lists SRC wi
 FORM = typer.Option("--format", help="pixels: raw, fastest; jpeg: a tenth of the size; auto: pixels up to 8 GB.")
 
 
+@expand_options
 def doctor(
     data: SourceData,
+    options: LoadOptions,
     more: Annotated[
         list[str] | None, typer.Argument(metavar="TEST", hidden=True, help="Further datasets for --against.")
     ] = None,
@@ -42,7 +54,6 @@ def doctor(
     apply: Annotated[Path | None, APPLY] = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the report.")] = False,
     workers: Readers = 2,
-    device: Device = "auto",
 ) -> None:
     """Check a dataset before training.
 
@@ -94,7 +105,7 @@ def doctor(
         from vitruvian.evaluation.features import feature_rows, open_store
         from vitruvian.inference import Encoder
 
-        encoder = Encoder(model, device=device)
+        encoder = Encoder(model, **vars(options))
         store, follow = open_store(encoder), partial(track, label="features")
         parts = [feature_rows(encoder, source, store, track=follow)[0] for source in dataset.splits.values()]
         values = np.concatenate(parts)

@@ -88,16 +88,15 @@ def evaluate(
 
 def evaluation_table(evaluation: "Evaluation | TargetEvaluation") -> str:
     """Format the measures with their intervals, under a line that says what they were measured on."""
+    from vitruvian.evaluation import report
     from vitruvian.evaluation.evaluate import TargetEvaluation as OfTargets
-    from vitruvian.evaluation.metrics import TARGET_NAMES
+    from vitruvian.evaluation.metrics import LEVEL, TARGET_NAMES
 
     if isinstance(evaluation, OfTargets):
         values, intervals = evaluation.numbers, evaluation.intervals
         cells = [(TARGET_NAMES[k], f"{v:.4g}", "{:.4g} to {:.4g}".format(*intervals[k])) for k, v in values.items()]
-        return f"{evaluation.summary}\n{table(('', '>value', '95% interval'), cells)}"
-    from vitruvian.evaluation import report
-    from vitruvian.evaluation.metrics import LEVEL
-
+        lines = [evaluation.summary, table(("", ">value", "95% interval"), cells)]
+        return "\n".join([*lines, *sets_and_slices(evaluation)])
     values, intervals = report.interval_numbers(evaluation), evaluation.intervals
     rows = [(report.NAMES[k], f"{v:.2f}", "{:.2f} to {:.2f}".format(*intervals[k])) for k, v in values.items()]
     lines = [report.evaluation_summary(evaluation), table(("", ">percent", f"{LEVEL:g}% interval"), rows)]
@@ -117,15 +116,7 @@ def evaluation_table(evaluation: "Evaluation | TargetEvaluation") -> str:
         )
     elif calibration.obstacle:
         lines.append(f"no temperature fitted: {calibration.obstacle}")
-    if evaluation.sets is not None:
-        lines.append(report.describe_sets(evaluation.sets))
-    if evaluation.slices:
-        shown = evaluation.slices[:SHOWN_SLICES]
-        numbers = [(s.name, f"{s.count:,}", f"{s.top1:.2f}", "{:.2f} to {:.2f}".format(*s.interval)) for s in shown]
-        lines.append("\n" + table((evaluation.by, ">images", ">top-1 %", f"{LEVEL:g}% interval"), numbers))
-        if len(shown) < len(evaluation.slices):
-            lines.append(f"the worst {len(shown)} of {len(evaluation.slices):,}; --json has all")
-        lines.append(report.describe_worst(evaluation))
+    lines += sets_and_slices(evaluation)
     if evaluation.rejection is not None:
         rejection = evaluation.rejection
         cells = [(name, f"{value:.2f}", f"{rejection.fpr[name]:.2f}") for name, value in rejection.auroc.items()]
@@ -134,6 +125,20 @@ def evaluation_table(evaluation: "Evaluation | TargetEvaluation") -> str:
         lines.append("\n" + table(report.CORRUPTION_TITLES, evaluation.corruptions.rows()))
         lines.append(report.describe_corruptions(evaluation.corruptions))
     return "\n".join(lines)
+
+
+def sets_and_slices(evaluation: "Evaluation | TargetEvaluation") -> list[str]:
+    """A line about the prediction sets, and a table of the slices, if there are any."""
+    from vitruvian.evaluation import report
+
+    lines = [] if evaluation.sets is None else [report.describe_sets(evaluation.sets)]
+    if evaluation.slices:
+        titles, rows = report.slice_table(evaluation)
+        lines.append("\n" + table(titles, rows[:SHOWN_SLICES]))
+        if len(evaluation.slices) > SHOWN_SLICES:
+            lines.append(f"the worst {SHOWN_SLICES} of {len(evaluation.slices):,}; --json has all")
+        lines.append(report.describe_worst(evaluation))
+    return lines
 
 
 @expand_options

@@ -142,7 +142,7 @@ def plot_figures(model: "Model", images: list[str], out: Path, *, count: int, de
     finish(len(unread))
 
 
-def explain_paths(explainer: vt.Explainer, images: list[str], out: Path, *, as_json: bool) -> None:
+def explain_paths(explainer: "vt.Explainer", images: list[str], out: Path, *, as_json: bool) -> None:
     """Explain the images, and print the prediction and the files of each."""
     from vitruvian.explain.explainer import PAGE, explain_images
 

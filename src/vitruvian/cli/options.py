@@ -311,6 +311,7 @@ Precision = Annotated[
 ]
 Compile = Annotated[bool, flag("--compile", "Run the model through torch.compile, or without if that fails.")]
 Device = Annotated[str, option("NAME", "cuda, mps, xpu or cpu; auto takes an accelerator if there is one.")]
+Adapter = Annotated[str | None, option("DIR", "A LoRA adapter to apply to the weights (peft's format).")]
 TomeR = Annotated[Any, option("R", "Token merging (ToMe): tokens to merge per layer, such as 8.", parser=parse_tome_r)]
 Readers = Annotated[int, option("N", "Processes that read images.", "--workers", panel=ADVANCED, min=0, max=1024)]
 Batch = Annotated[int, option("N", "Inference batch size.", "--batch-size", panel=ADVANCED, min=1, max=65_536)]
@@ -324,7 +325,7 @@ class LoadOptions:
     num_heads: NumHeads = None
     image_size: ImageSize = None
     device: Device = "auto"
-    adapter: Annotated[str | None, option("DIR", "A LoRA adapter to apply to the weights (peft's format).")] = None
+    adapter: Adapter = None
     engine: Engine = "auto"
     precision: Precision = "float32"
     compile: Compile = False

@@ -235,8 +235,10 @@ def finish_job(out: str, merged: Path | None, wrote: str, *, as_json: bool) -> i
     return failed
 
 
+@expand_options
 def similar(
     where: Annotated[str, option("FOLDER", "Vectors of `vit embed`: a folder or a URL.", "--in")],
+    options: opt.LoadOptions,
     images: Annotated[list[str] | None, typer.Argument(metavar="[IMAGES]", help="Images to search for.")] = None,
     text: Annotated[list[str] | None, TEXT] = None,
     top: Annotated[int, option("N", "Number of neighbors per image.", min=1, max=10_000)] = 20,
@@ -244,11 +246,10 @@ def similar(
     exact: Annotated[bool | None, EXACT] = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object per image (JSON Lines).")] = False,
     out: Annotated[Path | None, option("FILE", "Write a page with thumbnails (.html).", dir_okay=False)] = None,
-    device: opt.Device = "auto",
 ) -> None:
     """Find the images most similar to an image or a text.
 
-    Ranked by cosine similarity of features.
+    Ranked by cosine similarity of features. Options that `vit embed` had to load the model are needed here, too.
     """
     images, texts = images or [], text or []
     if not images and not texts:
@@ -257,7 +258,7 @@ def similar(
     from vitruvian.bulk.similar import VectorSearch, write_neighbors
 
     search = VectorSearch(where, exact=exact, track=partial(track, label="parts"))
-    results = search.nearest(search.queries(images, texts, model, engine="auto", device=device), top)
+    results = search.nearest(search.queries(images, texts, model, **vars(options)), top)
     if out is not None:
         write_neighbors(out, images, texts, results, search.result)
     queries = [("path", image) for image in images] + [("text", words) for words in texts]

@@ -4,12 +4,23 @@ import ipaddress
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import vitruvian as vt
-from vitruvian.cli.options import Batch, Compile, Device, Engine, ImageSize, Precision, import_torch, option
+from vitruvian.cli.options import (
+    Batch,
+    Compile,
+    Device,
+    Engine,
+    ImageSize,
+    NumHeads,
+    Precision,
+    TomeR,
+    import_torch,
+    option,
+)
 from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.errors import ConfigError, require
 
@@ -48,6 +59,8 @@ def serve(
     max_seconds: Annotated[float, MAX_SECONDS] = 30.0,
     allow_host: Annotated[list[str] | None, ALLOW_HOST] = None,
     image_size: ImageSize = None,
+    num_heads: NumHeads = None,
+    tome_r: TomeR = None,
     engine: Engine = "auto",
     device: Device = "auto",
     precision: Precision = "float32",
@@ -75,12 +88,13 @@ def serve(
 
     engine = torch_engine(engine, precision, compile, choose_device(device, engine))
     limits = ServiceLimits(batch_size=batch_size, queue=queue, max_bytes=int(max_mb * 1e6), max_seconds=max_seconds)
+    load: Any = {"image_size": image_size, "num_heads": num_heads, "tome_r": tome_r}
     loaded: dict[str, Model | Graph] = {}
     for name, weights in map(name_and_weights, models or [default_source()]):
         name = "in-package" if weights == str(BUNDLED) and not models else name
         if name in loaded:
             raise ConfigError(f"two models are called {name!r}; name them with NAME=MODEL", where="--model")
-        encoder = Encoder(weights, image_size=image_size, engine=engine, device=device)
+        encoder = Encoder(weights, **load, engine=engine, device=device)
         model = encoder.model
         if models and not isinstance(model, Graph):
             check_finite(model, weights)

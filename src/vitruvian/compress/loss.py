@@ -116,29 +116,35 @@ def expected_losses(model: Model, before: Tensor, after: Tensor) -> Tensor:
 
 def accuracy_loss(model: Model, before: Tensor, after: Tensor, sample: PixelSample) -> AccuracyLoss:
     """Compare the logits (n, K) of the original and the faster model."""
-    if model.meta.target.kind != "single":
-        return target_loss(model, before, after, sample)
-    lost = expected_losses(model, before, after)
-    labeled = np.flatnonzero(sample.labels >= 0)
-    top1: dict[str, Any] = {}
-    if sample.space is not None and len(labeled) >= MIN_IMAGES:
-        ranks = [sample.space.rank_among_all(logits[labeled], sample.labels[labeled]) for logits in (before, after)]
-        correct = [rank < 1 for rank in ranks]
-        difference = correct[0].astype(float) - correct[1]
-        top1["before"], top1["after"] = (100 * float(values.mean()) for values in correct)
-        top1["error"] = 100 * float(difference.std()) / sqrt(len(labeled))
+    compare = compare_classes if model.meta.target.kind == "single" else compare_targets
+    same, lost, measured = compare(model, before, after, sample)
     return AccuracyLoss(
         images=len(lost),
-        agreement=100 * float((before.argmax(dim=1) == after.argmax(dim=1)).double().mean()),
+        agreement=100 * float(same.mean()),
         expected=100 * float(lost.mean()),
-        expected_error=100 * float(lost.std()) / sqrt(len(lost)),
-        labeled=len(labeled),
-        **top1,
+        expected_error=100 * float(lost.std(ddof=1)) / sqrt(len(lost)),
+        **measured,
     )
 
 
-def target_loss(model: Model, before: Tensor, after: Tensor, sample: PixelSample) -> AccuracyLoss:
-    """The loss of several labels in mAP, or of numbers in percent of the mean absolute error.
+Comparison = tuple[NDArray[np.bool_], NDArray[np.float64], dict[str, Any]]
+"""Whether predictions are the same, the expected loss (n,) of each image, and the fields of AccuracyLoss on labels."""
+
+
+def compare_classes(model: Model, before: Tensor, after: Tensor, sample: PixelSample) -> Comparison:
+    labeled = np.flatnonzero(sample.labels >= 0)
+    measured: dict[str, Any] = {"labeled": len(labeled)}
+    if sample.space is not None and len(labeled) >= MIN_IMAGES:
+        ranks = [sample.space.rank_among_all(logits[labeled], sample.labels[labeled]) for logits in (before, after)]
+        correct = [(rank < 1).astype(np.float64) for rank in ranks]
+        measured["before"], measured["after"] = (100 * float(values.mean()) for values in correct)
+        measured["error"] = 100 * float((correct[0] - correct[1]).std()) / sqrt(len(labeled))
+    same = (before.argmax(dim=1) == after.argmax(dim=1)).numpy()
+    return same, expected_losses(model, before, after).numpy(), measured
+
+
+def compare_targets(model: Model, before: Tensor, after: Tensor, sample: PixelSample) -> Comparison:
+    """For several labels in mAP, for numbers in percent of the mean absolute error.
 
     Without labels it is the probability of changed decisions, or the change of numbers in percent of their standard
     deviation.
@@ -153,27 +159,19 @@ def target_loss(model: Model, before: Tensor, after: Tensor, sample: PixelSample
     else:
         changes = np.abs(new - old) / np.array(target.std or (1.0,))
         same, lost = changes < SAME_NUMBER, changes.mean(axis=1)
-    measured: dict[str, Any] = {"metric": "mAP" if is_labels else "MAE"}
-    labeled = np.zeros(0, np.int64)
-    if sample.targets is not None:
-        labeled = np.flatnonzero((~np.isnan(sample.targets)).any(axis=1))
-    if sample.targets is not None and len(labeled) >= MIN_IMAGES:
+    truth = np.full(old.shape, np.nan) if sample.targets is None else sample.targets
+    labeled = np.flatnonzero((~np.isnan(truth)).any(axis=1))
+    measured: dict[str, Any] = {"metric": "mAP" if is_labels else "MAE", "labeled": len(labeled)}
+    if len(labeled) >= MIN_IMAGES:
         facts: dict[str, Any] = {"names": ("",) * old.shape[1], "indices": labeled, "loss": 0.0, "target": target}
-        truth, name = sample.targets[labeled], "map" if is_labels else "mae"
-        pair = [MEASURES[target.kind](targets=truth, scores=scores[labeled], **facts) for scores in (old, new)]
+        kind, name = MEASURES[target.kind], "map" if is_labels else "mae"
+        pair = [kind(targets=truth[labeled], scores=scores[labeled], **facts) for scores in (old, new)]
         rng, n = np.random.default_rng(0), len(labeled)
         draws = [np.bincount(rng.integers(n, size=n), minlength=n).astype(np.float64) for _ in range(RESAMPLES)]
         differences = [pair[0].values(drawn)[name] - pair[1].values(drawn)[name] for drawn in draws]
         measured["before"], measured["after"] = (one.values(np.ones(n))[name] for one in pair)
         measured["error"] = float(np.nanstd(differences))
-    return AccuracyLoss(
-        images=len(lost),
-        agreement=100 * float(same.mean()),
-        expected=100 * float(lost.mean()),
-        expected_error=100 * float(lost.std()) / sqrt(len(lost)),
-        labeled=len(labeled),
-        **measured,
-    )
+    return same, lost, measured
 
 
 def read_sample(classifier: Classifier, data: object, *, images: int, training: bool, seed: int = 0) -> PixelSample:

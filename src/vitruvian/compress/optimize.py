@@ -670,10 +670,11 @@ class CompressionSearch:
 def fastest_single(candidates: Sequence[Candidate], chosen: Candidate, max_loss: float) -> Candidate:
     """The fastest candidate for single images that can be written beside `chosen`, or `chosen` itself.
 
-    Beside a graph that is another graph, without a cascade; a folder of weights has one way to compute.
+    Those are graphs without a cascade; beside the weights of a cascade there is none.
     """
     possible = [item for item in candidates if item.loss.points <= max_loss and item.path and item.cascade is None]
-    return min([chosen, *(possible if chosen.path else [])], key=lambda item: item.single_seconds)
+    has_none = not chosen.path and chosen.cascade is not None
+    return min([chosen, *([] if has_none else possible)], key=lambda item: item.single_seconds)
 
 
 def write_graph(graph: Path, folder: Path, name: str, engine: str) -> None:

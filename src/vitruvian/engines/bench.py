@@ -1,10 +1,14 @@
 """Speed of a model by engine and batch size, and where the time goes."""
 
+import dataclasses
 import io
+import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,25 +19,38 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vitruvian.config import Precision
+from vitruvian import __version__
+from vitruvian.catalog import title_of
+from vitruvian.config import GraphConfig, Precision
 from vitruvian.data.decode import decode
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.engines.choose import RunMode, cached_graph, default_mode, measure, open_forward
 from vitruvian.engines.export import Forward
 from vitruvian.engines.graph import Graph, open_graph
-from vitruvian.engines.runtimes import check_engine, installed
+from vitruvian.engines.runtimes import check_engine, installed, versions
 from vitruvian.engines.torch_variant import torch_engine
 from vitruvian.errors import ConfigError, VitruvianError, argument
-from vitruvian.machine import device_name, device_of, peak_megabytes, reset_peak_memory, resident_megabytes, synchronize
+from vitruvian.machine import (
+    device_name,
+    device_of,
+    peak_megabytes,
+    processor_flags,
+    processor_name,
+    reset_peak_memory,
+    resident_megabytes,
+    synchronize,
+)
 from vitruvian.model.build import Model
 from vitruvian.model.encoder import Block
 from vitruvian.model.vit import ViT
 from vitruvian.progress import print_status
 from vitruvian.report.chart import Chart, Line
-from vitruvian.settings import BatchSize, Record, validate
+from vitruvian.settings import BatchSize, Record, Size, validate
 from vitruvian.text import table
 
 CPU = torch.device("cpu")
+EXTENSIONS = {"avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimddp", "sve"}
+"""Instruction sets that decide the speed of matrix products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +64,15 @@ class EngineSpeed:
     p90_ms: float
     p99_ms: float
     memory_mb: float | None  # peak memory added by opening and running it; None if the system does not report it
+    difference: float | None  # largest difference of an output from torch in float32 on the CPU; None for a graph
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bench(Record):
     """Results of `bench`."""
 
+    model: str
+    image_size: Size
     speeds: tuple[EngineSpeed, ...]
     shares: dict[str, float]  # milliseconds per image of each part, in torch, or in the first engine of a graph
     threads: int
@@ -66,14 +86,30 @@ class Bench(Record):
                 f"{speed.images_per_second:.1f}",
                 *(f"{milliseconds:.1f}" for milliseconds in (speed.p50_ms, speed.p90_ms, speed.p99_ms)),
                 "-" if speed.memory_mb is None else f"{speed.memory_mb:.0f}",
+                "-" if speed.difference is None else f"{speed.difference:.1g}",
             )
             for speed in self.speeds
         ]
-        columns = ("engine", ">batch", ">images/s", ">p50 ms", ">p90", ">p99", ">memory MB")
+        columns = ("engine", ">batch", ">images/s", ">p50 ms", ">p90", ">p99", ">memory MB", ">difference")
         total = sum(self.shares.values())
         parts = [(name, f"{ms:.2f}", f"{ms / total:.0%}") for name, ms in self.shares.items()]
         where = f"{self.threads} threads" if self.device == "cpu" else device_name(self.device)
         return "\n".join([table(columns, rows), "", table(("time per image", ">ms", ">share"), parts), "", where])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each engine and batch size, with this machine and the versions, for a table of many machines."""
+        machine = {
+            "processor": processor_name(),
+            "extensions": " ".join(sorted(EXTENSIONS & processor_flags())),
+            "system": f"{platform.system()} {platform.machine()}",
+            "cores": os.cpu_count(),
+            "threads": self.threads,
+            "device": device_name(self.device),
+            "versions": "; ".join([f"vitruvian {__version__}", *versions(installed())]),
+            "model": self.model,
+            "image_size": "x".join(map(str, self.image_size)),
+        }
+        return [machine | dataclasses.asdict(speed) for speed in self.speeds]
 
     def chart(self) -> Chart:
         """Images per second over the batch size, one line per engine."""
@@ -126,12 +162,24 @@ def bench(
                 if engines:
                     raise
                 print_status(f"note: skipping {name}: {error}")
+        difference = dict.fromkeys(forwards, None) | output_differences(model, forwards, pixels)
         for name, seconds in measure(forwards, pixels, rounds).items():
             rate = batch_size / statistics.median(seconds)
             p50, p90, p99 = (1000 * float(np.percentile(seconds, p)) for p in (50, 90, 99))
-            speeds.append(EngineSpeed(name, batch_size, rate, p50, p90, p99, memory[name]))
+            speeds.append(EngineSpeed(name, batch_size, rate, p50, p90, p99, memory[name], difference[name]))
     shares, threads = time_shares(model, data, rounds), torch.get_num_threads()
-    return Bench(speeds=tuple(speeds), shares=shares, threads=threads, device=str(device))
+    name = model.meta.origin if isinstance(model.config, GraphConfig) else title_of(model.config)
+    facts: Any = {"model": name, "image_size": size, "threads": threads, "device": str(device)}
+    return Bench(speeds=tuple(speeds), shares=shares, **facts)
+
+
+def output_differences(model: Model | Graph, forwards: dict[str, Forward], pixels: Tensor) -> dict[str, float]:
+    """The largest difference of each forward pass from the model in float32 on the CPU; empty for a graph."""
+    if isinstance(model, Graph):
+        return {}
+    with torch.inference_mode():
+        expected = (model if device_of(model).type == "cpu" else deepcopy(model).cpu())(pixels)
+    return {name: float((forward(pixels) - expected).abs().max()) for name, forward in forwards.items()}
 
 
 def peak_memory(model: Model | Graph, mode: RunMode, pixels: Tensor) -> tuple[float | None, Forward]:

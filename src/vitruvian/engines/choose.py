@@ -22,6 +22,7 @@ from torch import Tensor
 
 from vitruvian.cache import cache_folder, file_lock, scratch_folder
 from vitruvian.engines.export import TOLERANCE, EngineForward, Forward, check_outputs, evaluating, export, fits_onnx
+from vitruvian.engines.graph import open_single
 from vitruvian.engines.runtimes import (
     DEVICES,
     FEATURES,
@@ -119,10 +120,11 @@ class Choice:
 
     `auto` starts with torch. A remembered choice is opened if the number of images repays it. A new one is made in the
     background: another process exports the graphs, because tracing a model here would disturb its forward passes, and
-    a thread opens them. Then batches are computed by all candidates in turn, and the fastest computes the rest.
+    a thread opens them. Then batches are computed by all candidates in turn, and the fastest computes the rest. A graph
+    `single` that was written for single images is used for them instead of a choice.
     """
 
-    def __init__(self, model: Model, pixels: Tensor, mode: RunMode | None = None) -> None:
+    def __init__(self, model: Model, pixels: Tensor, mode: RunMode | None = None, single: Path | None = None) -> None:
         self.model, self.pixels = model, pixels
         self.mode = mode or default_mode("torch", len(pixels))
         self.forward = open_forward(model, self.mode, self.size)
@@ -131,6 +133,7 @@ class Choice:
         self.trial: EngineTrial | None = None
         self.thread: threading.Thread | None = None
         self.is_checked = False  # whether this process has compared the engine with torch
+        self.single = single if len(pixels) == 1 else None
 
     @property
     def size(self) -> Size:
@@ -163,6 +166,8 @@ class Choice:
         """Take the next step, given the number of images that are known to come; returns what to print about it."""
         if self.is_final or images < OPEN_FROM:
             return ""
+        if self.single is not None:
+            return self.open_single()
         if self.thread is None:
             if (mode := remembered_mode(self.model, self.pixels)) is not None:
                 self.is_final = True
@@ -182,6 +187,21 @@ class Choice:
         self.forward, self.mode, self.trial, self.is_final = self.trial.forwards[best], best, None, True
         remember(self.model, self.pixels, best)
         return f"engine: {best.engine} from here on, {rate:.3g} images per second"
+
+    def open_single(self) -> str:
+        """Open the graph for single images, whose loss was measured when it was written; returns what to print."""
+        assert self.single is not None
+        session = open_single(self.single, tuple(self.pixels.shape[1:]), self.model.config.num_classes)
+        self.is_final = True
+        if session is None:
+            return ""
+        exact = self.forward
+
+        def forward(pixels: Tensor, output: str = "") -> Tensor:
+            return exact(pixels, output) if output else session(pixels)  # it has no features
+
+        self.forward, self.mode, self.is_checked = forward, RunMode(session.engine), True
+        return f"engine: {session.engine} for single images"
 
     def _open(self, cores: int) -> None:
         try:
@@ -216,8 +236,9 @@ class Engine:
 
     choices: ClassVar[list[Choice]] = []  # all of this process, for `finish_choices`
 
-    def __init__(self, model: Model, name: str) -> None:
-        self.model, self.name = model, name
+    def __init__(self, model: Model, name: str, single: Path | None = None) -> None:
+        """`single` is a graph for single images, which `auto` uses for their logits."""
+        self.model, self.name, self.single = model, name, single if name == "auto" else None
         self.quiet = False
         self._choices: dict[tuple[int, ...], Choice] = {}
         self._images = 0
@@ -265,12 +286,16 @@ class Engine:
     def _begin(self, pixels: Tensor) -> Choice:
         if self.name != "auto" or self._expected is None:
             return self._choose(pixels)
-        choice = Choice(self.model, pixels)
+        choice = Choice(self.model, pixels, single=self.single)
         self.choices.append(choice)
         return choice
 
     def _choose(self, pixels: Tensor) -> Choice:
         mode = default_mode(self.name, len(pixels))
+        if self.single is not None and len(pixels) == 1:
+            choice = Choice(self.model, pixels, default_mode("torch", 1), self.single)
+            choice.open_single()
+            return choice
         if self.name == "auto":
             mode = remembered_mode(self.model, pixels) or fastest_mode(self.model, pixels)
         return Choice(self.model, pixels, mode)

@@ -27,7 +27,7 @@ from vitruvian.weights.families.huggingface import read_labels, read_preprocesso
 from vitruvian.weights.families.timm_config import read_preprocess
 
 GRAPH_FILES = ("model.onnx", "onnx/model.onnx", "model.xml", "openvino_model.xml")  # in a folder without weights
-SINGLE_FILES = ("single.onnx", "single.xml")  # beside it, for single images
+SINGLE_FILES = ("single.onnx", "single.xml")  # beside it or beside weights, for single images
 CASCADE_FILE = "cascade.json"  # beside the graph of a cascade; its first pass is the graph `first`
 FEATURE_OUTPUTS = ("pooler_output", "image_embeds", FEATURES, "embeddings")  # of other exporters; these are not logits
 LOGITS_ONLY = "exported graphs return logits only; load the original weights instead"
@@ -135,26 +135,31 @@ def open_graph(path: Path, *, engine: str = "auto", image_size: int | Size | Non
             cascade = CascadeConfig.from_json(read_object(path.parent / CASCADE_FILE, raises=CheckpointError))
             meta = meta.replace(cascade=cascade)
     model = Graph(graph, config, meta)
-    single = next((path.with_name(name) for name in SINGLE_FILES if path.with_name(name).is_file()), None)
+    single = single_graph(path.parent)
     if single is not None and path.name in GRAPH_FILES and engine in ("auto", "torch"):
-        with parsing(single, CheckpointError):
-            model.single = open_single(single, graph.single)
+        model.single = open_single(single, session.shape[1:], session.num_outputs)
     if image_size is not None:
         model.meta = meta.replace(preprocess=meta.preprocess.with_image_size(image_size))
         model.check_size(config.in_channels, *as_size(image_size))
     return model
 
 
-def open_single(path: Path, batches: Session) -> Session | None:
-    """Open the graph for single images beside that for batches; None, with a note, if its runtime is missing."""
+def single_graph(folder: Path) -> Path | None:
+    """Find the graph for single images in a folder, beside weights or the graph for batches."""
+    return next((folder / name for name in SINGLE_FILES if (folder / name).is_file()), None)
+
+
+def open_single(path: Path, shape: tuple[int | None, ...], num_outputs: int) -> Session | None:
+    """Open a graph for single images of this shape; None, with a note, if its runtime is missing."""
     engine = "openvino" if path.suffix == ".xml" else "onnxruntime"
     if engine not in installed():
         print_status(f"note: single images are computed like batches, because {engine} is not installed")
         return None
-    check_survives(path, engine)
-    session = Session(path, engine, batch_size=1)
-    if (session.shape[1:], session.num_outputs) != (batches.shape[1:], batches.num_outputs):
-        raise CheckpointError("its input or output differs from that of the graph beside it", where=path)
+    with parsing(path, CheckpointError):
+        check_survives(path, engine)
+        session = Session(path, engine, batch_size=1)
+        if (session.shape[1:], session.num_outputs) != (shape, num_outputs):
+            raise CheckpointError("its input or output differs from that of the model beside it", where=path)
     return session
 
 

@@ -1,13 +1,18 @@
-"""Conformal prediction sets: the classes that contain the label with a promised probability, and how often they do.
+"""Conformal prediction: sets of classes or labels and intervals of numbers that contain the truth as often as promised.
 
-Split conformal prediction with the label's probability as the score (LAC: M. Sadinle et al., 2019). The threshold is
-the k-th smallest probability of the label among n images that the model was not trained on, k = floor((1 - c)(n + 1)).
-The set of a new image from the same distribution, all classes with at least that probability, contains its label with
-probability c or more, whatever the model is.
+Split conformal prediction. Each image has a score of how well the truth conforms with the outputs: the probability of
+its label (LAC: M. Sadinle et al., 2019), the smallest probability of its labels, or the negative error of a number. The
+threshold is the k-th smallest score among n images that the model was not trained on, k = floor((1 - c)(n + 1)). A new
+image from the same distribution has at least that score with probability c or more, whatever the model is.
+
+This is the mean over all choices of the n images. For those at hand the probability differs from c by chance: it is
+distributed as Beta(n + 1 - k, k) if no scores are equal, with a standard deviation of about sqrt(c (1 - c) / n).
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import floor
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,27 +20,45 @@ from numpy.typing import NDArray
 from vitruvian.errors import ConfigError, argument
 from vitruvian.evaluation.calibration import Fitting, Rows, probabilities
 from vitruvian.evaluation.label_spaces import DatasetLogits
-from vitruvian.evaluation.metrics import Interval, accuracy_interval
+from vitruvian.evaluation.metrics import LEVEL, Interval, wilson
+from vitruvian.evaluation.target_metrics import LabelMeasures, TargetMeasures
 
-# n images, K classes
+# n images, K classes or outputs, S scores of an image: one, or one for each number
 
 TENTHS = 10
+DRAWS = 100_000  # of the beta distribution
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConformalSets:
-    """A fitted threshold, and its sets on images that it was not fitted on; numbers in percent."""
+    """Fitted thresholds, and their sets on images that they were not fitted on; numbers in percent."""
 
+    kind: str  # of target
     promised: float
-    threshold: float  # classes of at least this probability are in the set
+    thresholds: tuple[float, ...]  # (S,) of probabilities, or the negative half width of each number's interval
     temperature: float  # of the probabilities
     fitted_on: str
     count: int  # images that the sets were measured on
-    coverage: float  # of these, the images whose set contains the label
-    interval: Interval
-    mean_size: float  # classes in a set
-    single: float  # images whose set has one class
-    empty: float  # images whose set has none
+    coverage: float  # of these, the images whose set contains the truth
+    interval: Interval  # of the coverage, as far as these images tell
+    expected: Interval  # for new images: what the number of images to fit on allows
+    mean_size: float | None  # classes in a set; None for numbers
+    single: float | None  # images whose set has one class
+    empty: float | None  # images whose set has none
+
+    @property
+    def threshold(self) -> float:
+        return self.thresholds[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Conformity:
+    """The scores of images, and how large their sets are."""
+
+    scores: Floats  # (n, S) NaN if the truth is unknown
+    sizes: Callable[[Rows, Floats], NDArray[np.int64]] | None = None  # of the sets of rows, with these thresholds (S,)
 
 
 def check_coverage(coverage: float) -> None:
@@ -43,59 +66,111 @@ def check_coverage(coverage: float) -> None:
         raise ConfigError(f"{argument('coverage', coverage)} is not between 0.5 and 1, such as 0.95")
 
 
-def fit_threshold(label_probability: NDArray[np.float64], coverage: float) -> float:
-    """The threshold that keeps the promise, from the probabilities of the labels of images that it is fitted on."""
-    rank = floor((1 - coverage) * (len(label_probability) + 1) + 1e-9)
+def rank_of(coverage: float, count: int) -> int:
+    """The rank k of the threshold among the scores of `count` images. Raises ConfigError if there are too few."""
+    rank = floor((1 - coverage) * (count + 1) + 1e-9)
     if rank < 1:
-        needed, count = int(np.ceil(1 / (1 - coverage) - 1e-9)) - 1, len(label_probability)
-        raise ConfigError(
-            f"{argument('coverage', coverage)} needs at least {needed} images to fit on, there are {count}"
-        )
-    return float(np.sort(label_probability)[rank - 1])
+        needed = int(np.ceil(1 / (1 - coverage) - 1e-9)) - 1
+        what = f"{argument('coverage', coverage)} needs at least {needed} images to fit on, there are {count}"
+        raise ConfigError(what)
+    return rank
 
 
-def fit_sets(fit: Fitting, outputs: DatasetLogits, *, coverage: float, t: float) -> ConformalSets:
-    """Fit the threshold at temperature t, and measure its sets on images that it was not fitted on.
+def fit_threshold(scores: Floats, coverage: float) -> float:
+    """The threshold that keeps the promise, from the scores (n,) of the images that it is fitted on."""
+    return float(np.sort(scores)[rank_of(coverage, len(scores)) - 1])
 
-    On the split `val`, if there is one; else on all images, and every tenth is measured by a threshold fitted on the
-    others, which is far more precise than two halves.
+
+def fit_thresholds(scores: Floats, coverage: float) -> Floats:
+    """The threshold (S,) of each score (n, S), from the images whose truth is known."""
+    return np.array([fit_threshold(column[~np.isnan(column)], coverage) for column in scores.T])
+
+
+def expected_coverage(coverage: float, count: int) -> Interval:
+    """The central LEVEL percent of the coverage for new images, in percent, of thresholds fitted on `count` images."""
+    rank, tail = rank_of(coverage, count), (100.0 - LEVEL) / 2
+    draws = np.random.default_rng(0).beta(count + 1 - rank, rank, DRAWS)
+    low, high = np.percentile(100.0 * draws, [tail, 100.0 - tail])
+    return float(low), float(high)
+
+
+def conformal_sets(
+    fit: Conformity, measured: Conformity | None, *, coverage: float, kind: str, t: float = 1.0, fitted_on: str = ""
+) -> ConformalSets:
+    """Fit thresholds, and measure their sets on `measured`.
+
+    Without that, on the same images: every tenth is measured by thresholds fitted on the others, which is far more
+    precise than two halves.
 
     Raises:
         ConfigError: The promise needs more images.
     """
-    if fit.dev is not outputs:
-        threshold = fit_threshold(probabilities_of_labels(fit.dev, fit.fit_rows, t, 0.0)[0], coverage)
-        own, sizes = probabilities_of_labels(outputs, fit.rest, t, threshold)
-        right, fitted_on = own >= threshold, fit.dev_name
-    else:
-        own, sizes = probabilities_of_labels(outputs, np.arange(len(outputs)), t, 0.0)
-        right, fitted_on = np.zeros(len(own), np.bool_), f"all {len(own):,} images, each measured without its tenth"
-        threshold, tenth = fit_threshold(own, coverage), np.random.default_rng(0).permutation(len(own)) % TENTHS
-        for part in range(min(TENTHS, len(own))):
-            limit = fit_threshold(own[tenth != part], coverage)
-            right[tenth == part] = own[tenth == part] >= limit
-            sizes[tenth == part] = probabilities_of_labels(outputs, np.flatnonzero(tenth == part), t, limit)[1]
+    thresholds = fit_thresholds(fit.scores, coverage)
+    images = fit if measured is None else measured
+    n = len(images.scores)
+    tenth = np.zeros(n, np.int64) if measured else np.random.default_rng(0).permutation(n) % TENTHS
+    covered, sizes = np.zeros(images.scores.shape, np.bool_), np.zeros(n, np.int64)
+    for part in np.unique(tenth):
+        rows = np.flatnonzero(tenth == part)
+        limits = thresholds if measured else fit_thresholds(fit.scores[tenth != part], coverage)
+        covered[rows] = images.scores[rows] >= limits
+        if images.sizes is not None:
+            sizes[rows] = images.sizes(rows, limits)
+    known = ~np.isnan(images.scores)
+    count, share = int(known.any(axis=1).sum()), float(covered[known].mean())
+    has_sizes = images.sizes is not None
     return ConformalSets(
+        kind=kind,
         promised=100 * coverage,
-        threshold=threshold,
+        thresholds=tuple(thresholds.tolist()),
         temperature=t,
-        fitted_on=fitted_on,
-        count=len(right),
-        coverage=100.0 * float(right.mean()),
-        interval=accuracy_interval(right),
-        mean_size=float(sizes.mean()),
-        single=100.0 * float((sizes == 1).mean()),
-        empty=100.0 * float((sizes == 0).mean()),
+        fitted_on=fitted_on or f"all {count:,} images, each measured without its tenth",
+        count=count,
+        coverage=100.0 * share,
+        interval=wilson(share * count, count),
+        expected=expected_coverage(coverage, int((~np.isnan(fit.scores)).sum(axis=0).min())),
+        mean_size=float(sizes.mean()) if has_sizes else None,
+        single=100.0 * float((sizes == 1).mean()) if has_sizes else None,
+        empty=100.0 * float((sizes == 0).mean()) if has_sizes else None,
     )
 
 
-def probabilities_of_labels(
-    outputs: DatasetLogits, rows: Rows, temperature: float, threshold: float
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """The probability (n,) of each label, and the sizes (n,) of the sets."""
-    scores, sizes = [], []
+def fit_sets(fit: Fitting, outputs: DatasetLogits, *, coverage: float, t: float) -> ConformalSets:
+    """Sets of classes at temperature t: fitted on the split `val`, if there is one, else on all images."""
+
+    def conformity(logits: DatasetLogits, rows: Rows) -> Conformity:
+        def sizes(some: Rows, limits: Floats) -> NDArray[np.int64]:
+            values = probabilities_of_classes(logits, rows[some], t)
+            return np.concatenate([(part >= limits).sum(axis=1) for _, part in values])
+
+        pairs = probabilities_of_classes(logits, rows, t)
+        of_labels = [values[np.arange(len(part)), logits.labels[part]] for part, values in pairs]
+        return Conformity(np.concatenate(of_labels)[:, None], sizes)
+
+    options: Any = {"coverage": coverage, "kind": "single", "t": t}
+    if fit.dev is outputs:
+        return conformal_sets(conformity(outputs, np.arange(len(outputs))), None, **options)
+    scores = conformity(fit.dev, fit.fit_rows)
+    return conformal_sets(scores, conformity(outputs, fit.rest), fitted_on=fit.dev_name, **options)
+
+
+def probabilities_of_classes(outputs: DatasetLogits, rows: Rows, t: float) -> Iterator[tuple[Rows, Floats]]:
+    """Some of the rows at a time, and their probabilities (B, K)."""
     for part, logits in outputs.pieces(rows):
-        values = probabilities(logits / temperature, outputs.score_function).numpy()  # (B, K)
-        scores.append(values[np.arange(len(part)), outputs.labels[part]])
-        sizes.append((values >= threshold).sum(axis=1))
-    return np.concatenate(scores), np.concatenate(sizes)
+        yield part, probabilities(logits / t, outputs.score_function).numpy()
+
+
+def fit_target_sets(measures: TargetMeasures, coverage: float) -> ConformalSets:
+    """Sets that contain all labels of an image, or intervals of numbers, fitted on these images.
+
+    An image without labels is left out.
+    """
+    scores, sizes = -np.abs(measures.scores - measures.targets), None
+    if isinstance(measures, LabelMeasures):
+        lowest = np.where(measures.targets == 1, measures.scores, np.inf).min(axis=1, keepdims=True)
+        scores = np.where(np.isfinite(lowest), lowest, np.nan)
+
+        def sizes(rows: Rows, limits: Floats) -> NDArray[np.int64]:
+            return (measures.scores[rows] >= limits).sum(axis=1)
+
+    return conformal_sets(Conformity(scores, sizes), None, coverage=coverage, kind=measures.target.kind)

@@ -1,6 +1,6 @@
 """Evaluate a model on a dataset, with confidence intervals, calibration and ReaL labels."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from os import PathLike, fspath
@@ -31,7 +31,7 @@ from vitruvian.evaluation.calibration import (
     fit_rejection,
     fitting,
 )
-from vitruvian.evaluation.conformal import ConformalSets, check_coverage, fit_sets
+from vitruvian.evaluation.conformal import ConformalSets, check_coverage, fit_sets, fit_target_sets
 from vitruvian.evaluation.corruptions import CorruptionResult, check_kinds, measure_corruptions
 from vitruvian.evaluation.label_spaces import DatasetLogits, LabelSpace
 from vitruvian.evaluation.metrics import Interval, accuracy_interval
@@ -40,7 +40,7 @@ from vitruvian.inference import Classifier, Encoder
 from vitruvian.model.build import Model
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import Seed, validate
-from vitruvian.targets import COVERAGE, KINDS, Target
+from vitruvian.targets import KINDS, LOWER_IS_BETTER, Target
 from vitruvian.tasks import extra_file
 from vitruvian.text import brief
 from vitruvian.weights.load import locate, run_facts
@@ -49,16 +49,20 @@ from vitruvian.weights.save import save
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The images of one value of a column; accuracy in percent."""
+    """The images of one value of a column, with the most important metric."""
 
     name: str
     count: int
-    top1: float
+    value: float  # NaN if undefined, such as the mAP of images without labels
     interval: Interval
 
 
-def slice_accuracies(values: Sequence[str], right: NDArray[np.bool_], by: str) -> tuple[Slice, ...]:
-    """The accuracy of the images with each value, the worst first, of equals the largest.
+def measure_slices(
+    values: Sequence[str], measure: Callable[[NDArray[np.int64]], tuple[float, Interval]], by: str, *, worst: int
+) -> tuple[Slice, ...]:
+    """The metric that `measure` gives for the rows with each value, the worst first, of equals the largest slice.
+
+    `worst` is 1 if a small value of the metric is bad, -1 if a large one is.
 
     Raises:
         DataError: There is only one value.
@@ -66,11 +70,9 @@ def slice_accuracies(values: Sequence[str], right: NDArray[np.bool_], by: str) -
     names, which = np.unique(np.array(values, object), return_inverse=True)
     if len(names) < 2:
         raise DataError(f"{argument('by', by)}: all {len(values):,} images have the value {names[0]!r}")
-    slices = []
-    for number, name in enumerate(names):
-        part = right[which == number]
-        slices.append(Slice(str(name), len(part), 100.0 * float(part.mean()), accuracy_interval(part)))
-    return tuple(sorted(slices, key=lambda part: (part.top1, -part.count)))
+    members = [np.flatnonzero(which == index) for index in range(len(names))]
+    slices = [Slice(str(name), len(rows), *measure(rows)) for name, rows in zip(names, members)]
+    return tuple(sorted(slices, key=lambda part: (np.isnan(part.value), worst * part.value, -part.count)))
 
 
 # n images, C classes of the label space
@@ -80,7 +82,7 @@ SPLITS = ("test", "val")  # the default split is the first of these that exists,
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedImages:
-    """What was evaluated: the model and the images."""
+    """What all evaluations have: the model, the images, slices and prediction sets."""
 
     data: str
     model: str
@@ -90,6 +92,28 @@ class EvaluatedImages:
     notes: tuple[str, ...]  # remarks on the dataset, and whether the model was trained on these images
     classifier: Classifier
     source: Source
+    by: str  # the column of the slices
+    slices: tuple[Slice, ...]  # the most important metric in each part of the images, the worst first
+    sets: ConformalSets | None
+
+    def shared_json(self) -> dict[str, Any]:
+        """The part of `to_json` that all evaluations have."""
+        return {
+            "data": self.data,
+            "model": self.model,
+            "split": self.split,
+            "interval_percent": metrics.LEVEL,
+            "by": self.by,
+            "slices": [asdict(part) | {"value": finite(part.value)} for part in self.slices],
+            "sets": None if self.sets is None else asdict(self.sets),
+            "unreadable": dict(self.unreadable),
+            "notes": list(self.notes),
+        }
+
+
+def finite(value: float) -> float | None:
+    """The value as JSON can hold it: None for NaN."""
+    return None if np.isnan(value) else float(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +130,6 @@ class Evaluation(EvaluatedImages):
     intervals: dict[str, tuple[float, float]]  # 95% intervals by the names in `to_json`
     calibration: Calibration
     outputs: DatasetLogits = field(repr=False)  # the logits of each image
-    by: str  # the column of the slices
-    slices: tuple[Slice, ...]  # the accuracy in each part of the images, the worst first
-    sets: ConformalSets | None
     corruptions: CorruptionResult | None
     rejection: Rejection | None
 
@@ -136,10 +157,7 @@ class Evaluation(EvaluatedImages):
             preprocess: Any = used.to_json()
         else:
             preprocess = getattr(used, "__qualname__", type(used).__qualname__)
-        return {
-            "data": self.data,
-            "model": self.model,
-            "split": self.split,
+        return self.shared_json() | {
             "preprocess": preprocess,
             "flip": self.classifier.flip,
             **measures.scalars(),
@@ -149,17 +167,11 @@ class Evaluation(EvaluatedImages):
             "real": self.real,
             "real_count": self.real_count,
             "intervals": {name: list(ends) for name, ends in self.intervals.items()},
-            "interval_percent": metrics.LEVEL,
             "calibration": asdict(self.calibration),
-            "by": self.by,
-            "slices": [asdict(part) for part in self.slices],
-            "sets": None if self.sets is None else asdict(self.sets),
             "corruptions": None if self.corruptions is None else asdict(self.corruptions),
             "unknown": None if self.rejection is None else self.rejection.to_json(),
             "label_space": {"matched_by": space.about, "outputs": space.total, "competing": space.competing},
-            "unreadable": dict(self.unreadable),
             "left_out": self.left_out,
-            "notes": list(self.notes),
             "classes": [{"class": name, "images": count, "right": right} for name, count, right in classes],
             "confusion": confusion,
         }
@@ -181,11 +193,17 @@ class TargetEvaluation(EvaluatedImages):
         """The metrics of all images by name."""
         return {name: value for name, value in self.measures.scalars().items() if name in self.intervals}
 
-    def fit(self) -> Target:
-        """The model's target with thresholds or margins fitted to these images."""
+    def fit(self) -> dict[str, Any]:
+        """Changes to the model's metadata: thresholds, margins and prediction sets fitted to these images."""
         if self.measures.names != self.classifier.labels:
             raise DataError(f"only {brief(self.measures.names)} can be fitted", where=self.data, hint="add the others")
-        return replace(self.measures, fitted=False).fit()
+        target = replace(self.measures, fitted=False).fit()
+        if self.sets is None:
+            return {"target": target}
+        share = self.sets.promised / 100
+        if target.margins:
+            return {"target": target.replace(margins=tuple(-t for t in self.sets.thresholds), coverage=share)}
+        return {"target": target, "coverage": share, "set_threshold": self.sets.threshold}
 
     @property
     def summary(self) -> str:
@@ -194,19 +212,13 @@ class TargetEvaluation(EvaluatedImages):
 
     def to_json(self) -> dict[str, Any]:
         per_output = self.measures.per_output().items()
-        outputs = {name: [None if np.isnan(v) else float(v) for v in values] for name, values in per_output}
-        return {
-            "data": self.data,
-            "model": self.model,
-            "split": self.split,
+        outputs = {name: list(map(finite, values)) for name, values in per_output}
+        return self.shared_json() | {
             "target": self.measures.target.kind,
             "count": self.measures.count,
             **self.numbers,
             "intervals": {name: list(ends) for name, ends in self.intervals.items()},
-            "interval_percent": metrics.LEVEL,
             "outputs": {"name": list(self.measures.names), **outputs},
-            "unreadable": dict(self.unreadable),
-            "notes": list(self.notes),
         }
 
 
@@ -265,17 +277,12 @@ def evaluate(
     kinds = check_kinds(corruptions)
     encoder = model if isinstance(model, Encoder) else Encoder(model)
     if encoder.model.meta.target.kind != "single":
-        single = {"by": by, "coverage": coverage, "corruptions": kinds, "unknown": unknown, "real": real}
-        instead = {
-            "by": "evaluate a manifest of each part",
-            "coverage": f"numbers have intervals of {COVERAGE:.0%} and labels have thresholds, which calibrated= fits",
-        }
-        for option, value in (single | {"template": template}).items():
+        for option, value in {"corruptions": kinds, "unknown": unknown, "real": real, "template": template}.items():
             if value:
-                reason = f"{argument(option)} is for models of one class per image"
-                raise ConfigError(reason, hint=instead.get(option, ""))
+                raise ConfigError(f"{argument(option)} is for models of one class per image")
         classifier = classifier_of(encoder, (), None, flip=flip).with_task_preprocess(data, preprocess)
-        return evaluate_targets(data, classifier, split=split, seed=seed, batch_size=batch_size, track=track)
+        more: Any = {"by": by, "coverage": coverage, "batch_size": batch_size, "track": track}
+        return evaluate_targets(data, classifier, split=split, seed=seed, **more)
     opened = open_dataset(data)
     path = fspath(data) if isinstance(data, str | PathLike) else ""
     classifier = classifier_of(encoder, opened.classes, template, flip=flip).with_task_preprocess(data, preprocess)
@@ -327,6 +334,11 @@ def evaluate(
         part = source if sample == 0 else first_samples(source, min(sample, len(source)), seed)
         corrupted = measure_corruptions(classifier, part, space, kinds, **run)
     right = outputs.logits.argmax(axis=1) == outputs.labels
+
+    def accuracy(rows: NDArray[np.int64]) -> tuple[float, Interval]:
+        return 100.0 * float(right[rows].mean()), accuracy_interval(right[rows])
+
+    in_order = [values[i] for i in outputs.indices.tolist()] if by else []
     return Evaluation(
         data=opened.name,
         model=classifier.name,
@@ -342,7 +354,7 @@ def evaluate(
         calibration=calibrated,
         outputs=outputs,
         by=by,
-        slices=slice_accuracies([values[i] for i in outputs.indices.tolist()], right, by) if by else (),
+        slices=measure_slices(in_order, accuracy, by, worst=1) if by else (),
         sets=sets,
         corruptions=corrupted,
         rejection=rejection,
@@ -364,7 +376,15 @@ def open_for(data: object, target: Target, labels: tuple[str, ...]) -> Dataset:
 
 
 def evaluate_targets(
-    data: object, classifier: Classifier, *, split: str | None, seed: int, batch_size: int, track: Track
+    data: object,
+    classifier: Classifier,
+    *,
+    split: str | None,
+    seed: int,
+    by: str,
+    coverage: float | None,
+    batch_size: int,
+    track: Track,
 ) -> TargetEvaluation:
     """Evaluate a model on one split of a dataset.
 
@@ -381,6 +401,7 @@ def evaluate_targets(
         what = f"levels {brief(source.targets.levels)}" if not missing else f"{brief(missing)} in the data"
         known = target.levels or labels
         raise DataError(f"the model does not know {what}; it predicts {brief(known)}", where=opened.name)
+    values = values_by(source, by) if by else []  # before the model runs
     columns = [labels.index(label) for label in source.classes]
     chosen = {
         key: tuple(getattr(target, key)[column] for column in columns)
@@ -403,6 +424,16 @@ def evaluate_targets(
         target.replace(**chosen),
         fitted=bool(target.thresholds or target.margins),
     )
+    metric = measures.metrics[0]
+
+    def headline(rows: NDArray[np.int64]) -> tuple[float, Interval]:
+        part = measures.part(rows)
+        return part.scalars().get(metric, np.nan), part.intervals(seed)[metric]
+
+    slices: tuple[Slice, ...] = ()
+    if by:
+        worst = -1 if metric in LOWER_IS_BETTER else 1
+        slices = measure_slices([values[i] for i in measures.indices.tolist()], headline, by, worst=worst)
     return TargetEvaluation(
         data=opened.name,
         model=classifier.name,
@@ -413,6 +444,9 @@ def evaluate_targets(
         classifier=classifier,
         source=source,
         seed=seed,
+        by=by,
+        slices=slices,
+        sets=None if coverage is None else fit_target_sets(measures, coverage),
     )
 
 
@@ -479,7 +513,7 @@ def save_calibrated(evaluation: Evaluation | TargetEvaluation, folder: Path) -> 
     """
     model = evaluation.classifier.torch_model
     if isinstance(evaluation, TargetEvaluation):
-        save_with(model, folder, target=evaluation.fit())
+        save_with(model, folder, **evaluation.fit())
         return []
     fitted, space = evaluation.calibration, evaluation.space
     changes, obstacle, hint = dict[str, Any](), "", ""

@@ -271,13 +271,13 @@ def probe(
     return replace(report, notes=(*notes, *report.notes))
 
 
-def probe_folds(everything: FeatureSet, found: OutOfFold, settings: ProbeSettings, **facts: Any) -> ProbeReport:
-    """Run the probes once per fold on the features of all images; the linear probe's predictions go into `found`."""
+def probe_folds(everything: FeatureSet, out_of_fold: OutOfFold, settings: ProbeSettings, **facts: Any) -> ProbeReport:
+    """Run the probes once per fold; the predictions of the linear probe are added to `out_of_fold`."""
     unreadable = {image.key for image in everything.unreadable}
     readable = np.array(
-        [i for i in range(len(found.images)) if not unreadable or found.images.key(i) not in unreadable]
+        [i for i in range(len(out_of_fold.images)) if not unreadable or out_of_fold.images.key(i) not in unreadable]
     )
-    folds, reports = found.folds[readable], []
+    folds, reports = out_of_fold.folds[readable], []
     right: dict[str, NDArray[np.bool_]] = {}
     for fold in np.unique(folds).tolist():
         rows = [np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)]
@@ -287,8 +287,8 @@ def probe_folds(everything: FeatureSet, found: OutOfFold, settings: ProbeSetting
         for name, predicted in task.predictions.items():
             right.setdefault(name, np.zeros(len(readable), np.bool_))[rows[1]] = predicted == parts[1].labels
         if task.probabilities:
-            found.add(readable[rows[1]], task.probabilities[0])
-    groups = None if found.groups is None else np.unique(found.groups[readable], return_inverse=True)[1]
+            out_of_fold.add(readable[rows[1]], task.probabilities[0])
+    groups = None if out_of_fold.groups is None else np.unique(out_of_fold.groups[readable], return_inverse=True)[1]
     by_name: dict[str, list[ProbeResult]] = {}
     for result in (result for report in reports for result in report.results):
         by_name.setdefault(result.setting if result.probe == "few-shot" else result.probe, []).append(result)

@@ -343,7 +343,7 @@ def choose_neighbors(
     counts = sorted({min(count, len(labels) - 1) for count in candidates})
     queries = np.sort(np.random.default_rng(0).permutation(len(labels))[:MOST_QUERIES])
     predictions = neighbor_predictions(train, features[queries], classes=classes, counts=counts, own=queries)
-    right = {count: int((found == labels[queries]).sum()) for count, found in predictions.items()}
+    right = {count: int((predicted == labels[queries]).sum()) for count, predicted in predictions.items()}
     accuracies = {count: 100.0 * hits / len(queries) for count, hits in right.items()}
     return max(accuracies, key=lambda count: accuracies[count]), accuracies
 

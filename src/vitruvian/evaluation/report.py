@@ -18,6 +18,7 @@ from vitruvian.evaluation.evaluate import Evaluation, TargetEvaluation
 from vitruvian.evaluation.metrics import (
     LEVEL,
     MEASURE_NAMES,
+    METRIC_TEXTS,
     SHOWN_MISTAKES,
     TARGET_NAMES,
     Counts,
@@ -32,7 +33,7 @@ from vitruvian.evaluation.target_metrics import NumberMeasures, TargetMeasures
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.color import COLORS
 from vitruvian.report.html import embed_image, percent_bar, render, short_name, write_report
-from vitruvian.targets import COVERAGE, KINDS
+from vitruvian.targets import KINDS, LOWER_IS_BETTER
 from vitruvian.text import plural, printable
 
 NAMES = MEASURE_NAMES | {
@@ -46,6 +47,7 @@ NAMES = MEASURE_NAMES | {
 
 def write_evaluation(evaluation: Evaluation | TargetEvaluation, folder: Path) -> Path:
     """Write evaluation.json and report.html into a new folder; returns the path of the page."""
+    slice_titles, slices = slice_table(evaluation)
     sections = target_facts if isinstance(evaluation, TargetEvaluation) else class_facts
     page = render(
         "evaluation.html",
@@ -54,6 +56,11 @@ def write_evaluation(evaluation: Evaluation | TargetEvaluation, folder: Path) ->
         excluded=evaluation.left_out,
         level=LEVEL,
         notes=evaluation.notes,
+        sets="" if evaluation.sets is None else describe_sets(evaluation.sets),
+        by=evaluation.by,
+        slice_titles=slice_titles,
+        slices=slices,
+        worst=describe_worst(evaluation) if evaluation.slices else "",
         **sections(evaluation),  # type: ignore[arg-type]
     )
     return write_report(folder, name="evaluation.json", numbers=evaluation.to_json(), page=page)
@@ -95,12 +102,6 @@ def class_facts(evaluation: Evaluation) -> dict[str, Any]:
         "calibration": [(name, s.temperature, s.error, s.loss) for name, s in stages if s is not None],
         "no_temperature": calibration.obstacle if calibration.temperature is None else "",
         "fitted_on": calibration.fitted_on,
-        "sets": "" if evaluation.sets is None else describe_sets(evaluation.sets),
-        "by": evaluation.by,
-        "slices": [
-            (s.name, s.count, percent_bar(s.top1), "{:.2f} to {:.2f}".format(*s.interval)) for s in evaluation.slices
-        ],
-        "worst": describe_worst(evaluation) if evaluation.slices else "",
         "rejection": evaluation.rejection,
         "corruption_titles": CORRUPTION_TITLES,
         "corruptions": [] if corruptions is None else corruptions.rows(),
@@ -119,32 +120,66 @@ def evaluation_summary(evaluation: Evaluation) -> str:
     return line + ("; averaged with the mirrored image" if evaluation.classifier.flip else "")
 
 
+SET_TEXTS = {
+    "single": ("prediction sets", "contain the label", "classes"),
+    "multi": ("prediction sets", "contain all their labels", "labels"),
+}
+"""What conformal prediction gives for each kind of target, what it promises, and what a set consists of."""
+INTERVAL_TEXTS = ("prediction intervals", "contain the number", "")
+
+
 def describe_sets(sets: ConformalSets) -> str:
     """Promise, coverage and size of prediction sets in one line."""
-    low, high = sets.interval
+    what, promise, members = SET_TEXTS.get(sets.kind, INTERVAL_TEXTS)
+    measured = "{:.2f}% ({:.2f} to {:.2f})".format(sets.coverage, *sets.interval)
+    sizes = "half of their width: " + ", ".join(f"{-threshold:.4g}" for threshold in sets.thresholds)
+    if sets.mean_size is not None:
+        sizes = f"{sets.mean_size:.2f} {members} on average, {sets.single:.1f}% have one and {sets.empty:.1f}% none"
+    chance = "{:.1f} to {:.1f}%".format(*sets.expected)
     return (
-        f"prediction sets for {sets.promised:g}%, fitted on {sets.fitted_on}: {sets.coverage:.2f}% "
-        f"({low:.2f} to {high:.2f}) of {sets.count:,} images contain the label, {sets.mean_size:.2f} classes on "
-        f"average, {sets.single:.1f}% have one and {sets.empty:.1f}% none"
+        f"{what} for {sets.promised:g}%, fitted on {sets.fitted_on}: {measured} of {sets.count:,} images {promise}, "
+        f"{sizes}; for new images expect {chance}, by the number of images fitted on"
     )
 
 
 CORRUPTION_TITLES = ("corruption", *(f">strength {strength}" for strength in range(1, STRENGTHS + 1)), ">mean")
 
 
-def describe_corruptions(found: CorruptionResult) -> str:
+def describe_corruptions(result: CorruptionResult) -> str:
     """The mean accuracy over corruptions in one line."""
-    low, high = found.interval
-    ways = f"{len(found.kinds)} corruptions at {STRENGTHS} strengths"
-    return f"top-1 {found.mean:.2f}% ({low:.2f} to {high:.2f}) on {found.count:,} images, mean over {ways}"
+    low, high = result.interval
+    ways = f"{len(result.kinds)} corruptions at {STRENGTHS} strengths"
+    return f"top-1 {result.mean:.2f}% ({low:.2f} to {high:.2f}) on {result.count:,} images, mean over {ways}"
 
 
-def describe_worst(evaluation: Evaluation) -> str:
+def slice_metric(evaluation: Evaluation | TargetEvaluation) -> str:
+    """The name of the metric of slices."""
+    return evaluation.measures.metrics[0] if isinstance(evaluation, TargetEvaluation) else "top1"
+
+
+def slice_table(evaluation: Evaluation | TargetEvaluation) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Headings, and name, images, metric and interval of each slice, the worst first."""
+    metric = slice_metric(evaluation)
+    number = "{:.4g}" if metric in LOWER_IS_BETTER else "{:.2f}"
+    return (
+        evaluation.by,
+        ">images",
+        f">{(TARGET_NAMES | {'top1': 'top-1 accuracy, %'})[metric]}",
+        f"{LEVEL:g}% interval",
+    ), [
+        (s.name, f"{s.count:,}", number.format(s.value), f"{number} to {number}".format(*s.interval))
+        for s in evaluation.slices
+    ]
+
+
+def describe_worst(evaluation: Evaluation | TargetEvaluation) -> str:
     """The worst slice compared with all images, in one line."""
-    worst, total = evaluation.slices[0], evaluation.measures.top1
-    certain = "" if worst.interval[1] < total else ", which may be chance: its interval contains that"
-    where = f"{evaluation.by} {printable(worst.name) or '(empty)'}"
-    return f"worst: {where}, {worst.top1:.2f}% of {worst.count:,} images; all images {total:.2f}%{certain}"
+    metric, worst = slice_metric(evaluation), evaluation.slices[0]
+    total = evaluation.measures.scalars()[metric]
+    low, high = worst.interval
+    certain = ", which may be chance: its interval contains that" if low <= total <= high else ""
+    where, text = f"{evaluation.by} {printable(worst.name) or '(empty)'}", METRIC_TEXTS[metric].format
+    return f"worst: {where}, {text(worst.value)} on {worst.count:,} images; all images {text(total)}{certain}"
 
 
 def interval_numbers(evaluation: Evaluation) -> dict[str, float]:
@@ -268,7 +303,7 @@ def target_tiles(measures: TargetMeasures) -> dict[str, str]:
         TARGET_NAMES[name]: "{:.4g} ({:.4g} to {:.4g})".format(value, *ends[name]) for name, value in shown.items()
     }
     if isinstance(measures, NumberMeasures):
-        tiles[f"values inside their {COVERAGE:.0%} interval"] = f"{measures.covered:.1f} %"
+        tiles[f"values inside their {measures.target.coverage:.0%} interval"] = f"{measures.covered:.1f} %"
     return tiles | {"images": f"{measures.count:,}"}
 
 

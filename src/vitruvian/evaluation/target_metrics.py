@@ -6,8 +6,9 @@ images, those fitted on the other half, so that they are not flattered; all imag
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Self
 
 import numpy as np
 import torch
@@ -64,6 +65,10 @@ class TargetMeasures(ABC):
         low, high = self.intervals()[name]
         return {f"{name}_low": low, f"{name}_high": high} if np.isfinite(low + high) else {}
 
+    def part(self, rows: NDArray[np.int64]) -> Self:
+        """The metrics of some of the images."""
+        return replace(self, indices=self.indices[rows], targets=self.targets[rows], scores=self.scores[rows])
+
     @abstractmethod
     def values(self, drawn: Floats) -> dict[str, float]:
         """The metrics by name, if each image counts as often as it was drawn (n,)."""
@@ -112,10 +117,10 @@ class SortedScores:
     def average_precision(self, weights: Floats) -> float:
         """The sum of (R_k - R_k-1) P_k over distinct scores, in percent; NaN without a positive image."""
         drawn = weights[self.rows]
-        found, seen = np.cumsum(drawn * self.truth)[self.last], np.cumsum(drawn)[self.last]
-        if not len(found) or not found[-1]:
+        hits, seen = np.cumsum(drawn * self.truth)[self.last], np.cumsum(drawn)[self.last]
+        if not len(hits) or not hits[-1]:
             return np.nan
-        return 100 * float((np.diff(found, prepend=0) * found / np.maximum(seen, 1e-12)).sum() / found[-1])
+        return 100 * float((np.diff(hits, prepend=0) * hits / np.maximum(seen, 1e-12)).sum() / hits[-1])
 
 
 def fit_thresholds(scores: Floats, targets: Floats) -> Floats:
@@ -209,15 +214,15 @@ class LabelMeasures(TargetMeasures):
         return self.target.replace(thresholds=tuple(np.round(fitted, 6).tolist()))
 
 
-def fit_margins(scores: Floats, targets: Floats) -> Floats:
-    """Half the width (K,) of intervals that contain COVERAGE of new values (split conformal prediction).
+def fit_margins(scores: Floats, targets: Floats, coverage: float = COVERAGE) -> Floats:
+    """Half the width (K,) of intervals that contain `coverage` of new values (split conformal prediction).
 
-    This is the ceil(COVERAGE (n + 1))-th smallest error; the largest if there are too few images for that.
+    This is the ceil(coverage (n + 1))-th smallest error; the largest if there are too few images for that.
     """
     margins = np.zeros(targets.shape[1])
     for k in range(targets.shape[1]):
         errors = np.sort(np.abs(scores[:, k] - targets[:, k])[~np.isnan(targets[:, k])])
-        margins[k] = errors[min(int(np.ceil(COVERAGE * (len(errors) + 1))), len(errors)) - 1] if len(errors) else 0.0
+        margins[k] = errors[min(int(np.ceil(coverage * (len(errors) + 1))), len(errors)) - 1] if len(errors) else 0.0
     return margins
 
 
@@ -248,7 +253,8 @@ class NumberMeasures(TargetMeasures):
     @property
     def covered(self) -> float:
         """Percent of the known values inside their intervals."""
-        margins = np.array(self.target.margins or (np.nan,)) if self.fitted else self.crossed(fit_margins)
+        fit = partial(fit_margins, coverage=self.target.coverage)
+        margins = np.array(self.target.margins or (np.nan,)) if self.fitted else self.crossed(fit)
         inside = np.abs(self.scores - self.targets) <= margins
         return 100 * float(inside[self.known].mean())
 
@@ -259,7 +265,8 @@ class NumberMeasures(TargetMeasures):
     def fit(self) -> Target:
         if self.fitted:
             return self.target
-        return self.target.replace(margins=tuple(fit_margins(self.scores, self.targets).tolist()))
+        margins = fit_margins(self.scores, self.targets, self.target.coverage)
+        return self.target.replace(margins=tuple(margins.tolist()))
 
 
 MEASURES: dict[str, type[TargetMeasures]] = {
