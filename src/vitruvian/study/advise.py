@@ -209,30 +209,30 @@ def probe_weights(data: Dataset, encoder: Encoder, speed: float, *, share: float
     return ProbedWeights(encoder, speed, report, half.results[-1].top1, share)
 
 
-def cheap_options(found: ProbedWeights, test: Source, total: int) -> Iterator[Option]:
+def cheap_options(probed: ProbedWeights, test: Source, total: int) -> Iterator[Option]:
     """The model as it is, or zero-shot with words, if it knows all classes; then few-shot and linear probes."""
-    model, config, basis = found.encoder.name, found.encoder.torch_model.config, f"{len(test):,} held-out images"
+    model, config, basis = probed.encoder.name, probed.encoder.torch_model.config, f"{len(test):,} held-out images"
     with suppress(VitruvianError):  # it has no head, or other classes
-        evaluation = evaluate_classes(Dataset(name=test.name, splits={"test": test}), found.encoder)
+        evaluation = evaluate_classes(Dataset(name=test.name, splits={"test": test}), probed.encoder)
         name, words = "as it is" if config.num_classes else "zero-shot", ["evaluate", "--model", model]
         if not evaluation.left_out:
-            yield found.option(name, words, evaluation.measures.top1, 0.0, basis)
-    for result in found.report.results[-2:]:
+            yield probed.option(name, words, evaluation.measures.top1, 0.0, basis)
+    for result in probed.report.results[-2:]:
         shots = result.setting.removesuffix("-shot")
         few = f"few-shot, {shots} per class", ["fewshot", "--shots", shots]
         name, only = few if result.probe == "few-shot" else ("linear probe", ["linear"])
-        minutes = (total / found.speed + result.seconds / found.share) / 60  # with the features of all images
+        minutes = (total / probed.speed + result.seconds / probed.share) / 60  # with the features of all images
         words = ["probe", "--model", model, "--only", *only, "--save", "model"]
-        yield found.option(name, words, result.top1, minutes, basis)
+        yield probed.option(name, words, result.top1, minutes, basis)
 
 
 def finetunings(
-    found: ProbedWeights, sources: Sequence[Source], parts: Sequence[Source], minutes: float, end: float
+    probed: ProbedWeights, sources: Sequence[Source], parts: Sequence[Source], minutes: float, end: float
 ) -> Iterator[Option]:
     """Fine-tuning: a short run on `parts`, measured if there is time until `end`, and a longer one on `sources`."""
-    name, roles = found.report.data, ("train", "val")
+    name, roles = probed.report.data, ("train", "val")
     data, part = (Dataset(name=name, splits=dict(zip(roles, images))) for images in (sources, parts))
-    model, config = found.encoder.name, found.encoder.torch_model.config
+    model, config = probed.encoder.name, probed.encoder.torch_model.config
     recipe = choose_recipe(data, RECIPE, weights=model)
     with waiting("measuring a few training steps ..."):
         planned = plan(data, recipe, seconds=min(10.0, 3 * minutes))
@@ -241,26 +241,26 @@ def finetunings(
     seconds, epochs, per_epoch = planned.seconds + head, planned.epochs, planned.steps / planned.epochs
     same_images = ["--set", f"val_fraction={HOLD_OUT}"] * sources[1].name.endswith("(held out)")
     words, slower = ["train", "--from", model, *same_images], multiply_adds(planned.config) / multiply_adds(config)
-    left = TRIAL_SHARE * (end - time.monotonic()) - found.share * (head + evaluation)
-    is_full, least = found.share == 1 and seconds < left, min(LEAST_STEPS, planned.steps)
-    steps = min(max(least, round(per_epoch * found.share)), int(left / step))
-    top1, done = found.top1, 0.0  # a short fine-tuning is often worse than the probe that it starts from
+    left = TRIAL_SHARE * (end - time.monotonic()) - probed.share * (head + evaluation)
+    is_full, least = probed.share == 1 and seconds < left, min(LEAST_STEPS, planned.steps)
+    steps = min(max(least, round(per_epoch * probed.share)), int(left / step))
+    top1, done = probed.top1, 0.0  # a short fine-tuning is often worse than the probe that it starts from
     unsure, basis = VERY_UNSURE, "the linear probe, without a trial"
     if is_full or steps >= least:
         trial, began = recipe if is_full else recipe.replace(steps=steps, epochs=0, eval_every=0), time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             top1 = float(train(part, recipe=trial, out=Path(folder) / "run").evaluation["top1"])
-        done, took = epochs if is_full else steps / per_epoch / found.share, (time.monotonic() - began) / 60
+        done, took = epochs if is_full else steps / per_epoch / probed.share, (time.monotonic() - began) / 60
         name, length = f"fine-tuning, {done:.2g} epochs", [] if is_full else ["--epochs", f"{done:.2g}"]
         basis = f"{len(parts[1]):,} held-out images"
-        yield found.option(name, [*words, *length], top1, took / found.share, basis, slower=slower)
+        yield probed.option(name, [*words, *length], top1, took / probed.share, basis, slower=slower)
         unsure, basis = UNSURE, f"{top1:.1f}% after {done:.2g} epochs"
     in_time = (60 * minutes * (1 - RESERVE) - head - evaluation) / (step * per_epoch)
     if seconds > 60 * minutes and in_time > max(MIN_EPOCHS, done):
         seconds, epochs, words = 60 * minutes, in_time, [*words, "--minutes", f"{minutes:g}"]
     if epochs > done:
         top1 = 100 - (100 - top1) * (done / epochs) ** EXPONENT if done else top1
-        yield found.option(f"fine-tuning, {epochs:.2g} epochs", words, top1, seconds / 60, basis, unsure, slower)
+        yield probed.option(f"fine-tuning, {epochs:.2g} epochs", words, top1, seconds / 60, basis, unsure, slower)
 
 
 def recommend(options: Sequence[Option], minutes: float) -> tuple[Option | None, str]:

@@ -163,22 +163,18 @@ def find_tasks(names: Sequence[str]) -> list[Task]:
 def vtab_result(model: str, cells: Sequence[TransferCell]) -> dict[str, Any]:
     """The group means of one model, and its mean over all tasks: `vtab_mean` only if all 19 are measured."""
     groups: dict[str, list[TransferCell]] = {}
-    for cell in cells:
-        if cell.model == model:
-            groups.setdefault(cell.task.group, []).append(cell)
+    for cell in (cell for cell in cells if cell.model == model):
+        groups.setdefault(cell.task.group, []).append(cell)
     means = {name: [cell.mean for cell in group if cell.mean is not None] for name, group in groups.items()}
     measured = [mean for group in means.values() for mean in group]
     mean = statistics.fmean(measured) if measured else None
+    summaries = {}
+    for name, group in groups.items():
+        average = statistics.fmean(means[name]) if means[name] else None
+        summaries[name] = {"mean": average, "measured": len(means[name]), "tasks": len(group)}
     return {
         "model": model,
-        "groups": {
-            name: {
-                "mean": statistics.fmean(means[name]) if means[name] else None,
-                "measured": len(means[name]),
-                "tasks": len(group),
-            }
-            for name, group in groups.items()
-        },
+        "groups": summaries,
         "vtab_mean": mean if len(measured) == len(vtab_tasks()) else None,
         "mean_of_measured": mean,
         "measured": len(measured),

@@ -177,8 +177,8 @@ class TargetRows(Labels):
     def losses(self, module: nn.Module, pixels: Tensor, targets: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
         with autocast(self.device, self.dtype):
             outputs = module(pixels)
-        known, found = targets.isfinite(), outputs.detach().float()
-        right = (found > 0) == (targets > 0.5) if self.is_labels else (found - targets).abs() * self.std
+        known, values = targets.isfinite(), outputs.detach().float()
+        right = (values > 0) == (targets > 0.5) if self.is_labels else (values - targets).abs() * self.std
         mean = right.float().where(known, 0.0).sum(dim=1) / known.sum(dim=1).clamp(min=1)
         return self.row_losses(outputs, targets), mean.sum()
 
@@ -273,15 +273,10 @@ class Distilled(Labels):
         if self.kind == "token" and token_head is None:
             raise ConfigError("distillation='token' needs a distillation token: architecture.distillation=true")
         assert student.head is not None
-        student.head.register_forward_hook(self.store_head)
+        store = self.student.update  # returns None, so that the hooks leave the outputs alone
+        student.head.register_forward_hook(lambda _, inputs, output: store(features=inputs[0], head=output))
         if token_head is not None:
-            token_head.register_forward_hook(self.store_token)
-
-    def store_head(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        self.student["features"], self.student["head"] = inputs[0], output
-
-    def store_token(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        self.student["token"] = output
+            token_head.register_forward_hook(lambda _, inputs, output: store(token=output))
 
     def compute_features(self, source: Source, processes: Processes) -> Tensor:
         """The features of all images, from the feature store that probes share; computed and stored if absent."""

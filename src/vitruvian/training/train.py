@@ -257,7 +257,7 @@ def resume(
         raise TrainingError(reason, where=run.folder, hint="pass it again, resume(run, data=...)")
     recipe = change_recipe(run.recipe, settings)
     if longer:
-        check_longer(run, damage, recipe)
+        check_longer(run, damage)
     ref = DataRef.of(facts.get("data") if data is None else data)
     transforms, before = CustomTransforms(transform, train_transform), facts.get("transforms", [])
     if transforms.names != before:
@@ -332,17 +332,14 @@ def shared_settings(recipe: Recipe) -> dict[str, Any]:
     return {"vitruvian": __version__, **settings}
 
 
-def check_longer(run: run_folder.Run, damage: str, recipe: Recipe) -> None:
+def check_longer(run: run_folder.Run, damage: str) -> None:
     """Raise TrainingError unless a finished run can be trained longer."""
-    reason, hint = "", f"start a new run from it: {argument('weights')}"
     if damage:
-        reason, hint = damage, "resume the run without other settings to repair it"
-    elif run.diverged:
-        reason = f"this run diverged ({run.diverged})"
-    elif not any(run.checkpoints.glob("step-*")):
-        reason = "this run has no checkpoint to continue from"
-    if reason:
-        raise TrainingError(reason, where=run.folder, hint=hint)
+        raise TrainingError(damage, where=run.folder, hint="resume the run without other settings to repair it")
+    diverged = f"this run diverged ({run.diverged})" if run.diverged else ""
+    if diverged or not any(run.checkpoints.glob("step-*")):
+        reason = diverged or "this run has no checkpoint to continue from"
+        raise TrainingError(reason, where=run.folder, hint=f"start a new run from it: {argument('weights')}")
 
 
 def reopen(run: run_folder.Run, recipe: Recipe, steps: int, best_step: int) -> None:
