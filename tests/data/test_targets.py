@@ -110,7 +110,7 @@ def test_a_coco_file_with_several_categories_per_image_has_several_labels(images
 
 @pytest.mark.parametrize("form", ["Sequence", "List", "old"])
 def test_lists_of_class_labels_of_hugging_face_are_several_labels(images, form):
-    feature = {"names": ["ant", "bee", "cat"], "_type": "ClassLabel"}
+    feature = {"names": ["ant", "bee", "cat", "dog"], "_type": "ClassLabel"}
     listed = [feature] if form == "old" else {"feature": feature, "_type": form}
     features = {"info": {"features": {"image": {"_type": "Image"}, "labels": listed}}}
     pixels = [{"bytes": (images / f"{i}.png").read_bytes(), "path": None} for i in range(3)]
@@ -121,6 +121,8 @@ def test_lists_of_class_labels_of_hugging_face_are_several_labels(images, form):
     source, rows = opened(images / "train.parquet")
     assert source.classes == ("ant", "bee", "cat")
     assert rows.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    notes = open_dataset(images / "train.parquet", accepts=KINDS).notes
+    assert notes == ("1 label is left out, as no image has it: dog",)
     table = pyarrow.table({"image": pixels, "age": [1.5, None, 3]})
     pyarrow.parquet.write_table(table, images / "train.parquet")
     assert opened(images / "train.parquet", "number:age")[1].tolist() == [[1.5], [3]]

@@ -21,7 +21,7 @@ MIN_BITS = 6  # minimum width of the network: with fewer bits, permutations of a
 
 def hash_words(seed: int, *numbers: int, size: int, purpose: bytes) -> KeyArray:
     """`size` words of 64 bits that depend on all the numbers, on their count and on the purpose."""
-    text = b"".join(int(number).to_bytes(16, "little", signed=True) for number in (seed, *numbers))
+    text = b"".join(int(value).to_bytes(16, "little", signed=True) for value in (seed, *numbers))
     return np.frombuffer(hashlib.blake2b(text, digest_size=8 * size, person=purpose).digest(), np.uint64)
 
 

@@ -23,7 +23,7 @@ from vitruvian.errors import DataError, ImageError, argument, nearest, parsing, 
 from vitruvian.files import parse_json, parse_object, read_bytes, read_object
 from vitruvian.targets import AUTO, SEPARATOR, TargetSpec
 from vitruvian.tasks import DATA_VARIABLE, data_root
-from vitruvian.text import brief, natural_key, printable
+from vitruvian.text import brief, natural_key, plural, printable
 
 OPTIONAL = ("split", "weight")
 SEVERAL = "labels"  # a column with several labels per image
@@ -201,6 +201,13 @@ def join_labels(names: Iterable[str], where: str) -> str:
     if wrong is not None:
         raise DataError(f"the label {short_repr(wrong)} contains {SEPARATOR!r}", where=where, hint="rename it")
     return SEPARATOR.join(names)
+
+
+def absent_labels(names: Sequence[str] | None, combinations: Iterable[str]) -> list[str]:
+    """A note about the labels that no image has, which are left out; `combinations` are from `join_labels`."""
+    present = {label for text in combinations for label in text.split(SEPARATOR)}
+    absent = [name for name in names or () if name not in present]
+    return [f"{plural(len(absent), 'label', 'is|are')} left out, as no image has it: {brief(absent)}"] if absent else []
 
 
 def csv_rows(path: Path, required: tuple[str, ...]) -> Iterator[Row]:
@@ -608,4 +615,5 @@ def open_image_tables(
         split: source(f"{name} ({split})", stored.classes, index, files=by_split[split], image=columns.image)
         for split, index in stored.splits.items()
     }
-    return make_dataset(name, sources, stored.notes, target=stated, columns=target.columns or None)
+    notes = [*stored.notes, *(absent_labels(columns.classes, stored.classes) if several else ())]
+    return make_dataset(name, sources, notes, target=stated, columns=target.columns or None)

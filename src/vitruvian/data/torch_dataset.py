@@ -18,12 +18,11 @@ from PIL import Image
 from vitruvian.data.decode import RawImage, decode
 from vitruvian.data.names import split_name
 from vitruvian.data.sources import Dataset, Source, make_dataset, read_file
-from vitruvian.data.tables import join_labels
+from vitruvian.data.tables import IMAGE_COLUMNS, LABEL_COLUMNS, absent_labels, join_labels
 from vitruvian.data.transform import seed_globally
 from vitruvian.errors import DataError
 
-IMAGE_KEYS = ("image", "img", "jpg", "png", "pixel_values")
-LABEL_KEYS = ("label", "labels", "fine_label", "cls", "class", "target")
+IMAGE_KEYS, LABEL_KEYS = (*IMAGE_COLUMNS, "pixel_values"), (*LABEL_COLUMNS, "target")
 Label = int | str | tuple[str, ...]  # a class, or the names of several
 MAX_CLASSES = 2**31
 LABEL_LISTS = ("targets", "labels", "_labels")  # attributes with all labels, in torchvision's datasets and others
@@ -134,6 +133,7 @@ def open_datasets(data: object) -> Dataset:
         sources[split_name(str(split)) or str(split)] = source
     several = [source for source in sources.values() if isinstance(source, DatasetSource) and source.several]
     combined = tuple(sorted({text for source in several for text in source.classes}))
+    notes += absent_labels(list(dict.fromkeys(name for source in several for name in source.names)), combined)
     for source in several:
         source.classes = combined
     # All splits have the same classes; if classes are only numbered, those of the split with the most.

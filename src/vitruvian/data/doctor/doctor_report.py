@@ -52,7 +52,7 @@ def review_page(diagnosis: Diagnosis, data: Dataset) -> str:
     positions = {(image.split, image.index): position for position, (image, _, _) in enumerate(suspicious)}
     for image, evidence, note in suspicious:
         copy = positions.get((evidence[0].split, evidence[0].index)) if note.startswith(COPIES) else None
-        others = [image_context(other, data) for other in evidence]
+        others = [image_context(contradicting, data) for contradicting in evidence]
         items.append(image_context(image, data) | {"note": note, "evidence": others})
         decision = {"split": image.split, "index": image.index, "key": image.key}
         decisions.append({**decision, "was": image.label, "suggested": evidence[0].label, "copy": copy})

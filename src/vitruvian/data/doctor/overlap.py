@@ -91,8 +91,8 @@ def find_overlap(
         others += [(str(test), source) for source in chosen.values()]
     # Splits of one scan: those of the data, then each test split and its mirror image.
     splits = {f"data {name}": source for name, source in examined.items()}
-    for number, (_, source) in enumerate(others):
-        splits |= {f"test {number}": source, f"mirror {number}": Mirrored(source)}
+    for position, (_, source) in enumerate(others):
+        splits |= {f"test {position}": source, f"mirror {position}": Mirrored(source)}
     scanned = scan(splits, workers=workers, track=track)
     split, readable = scanned.records["split"].astype(int), scanned.readable
     is_test = split >= len(examined)
@@ -104,11 +104,11 @@ def find_overlap(
             # an exact copy rather than a near one, and either rather than a mirror image
             best = min(tests.tolist(), key=lambda test: (not is_exact(scanned, (row, test)), bool(is_mirror[test])))
             note = MIRRORED if is_mirror[best] else EXACT if is_exact(scanned, (row, best)) else NEAR
-            image, other = image_ref(scanned, row), image_ref(scanned, best)
+            image, copy = image_ref(scanned, row), image_ref(scanned, best)
             name = others[(int(split[best]) - len(examined)) // 2][0]
             plain = dataclasses.replace(image, split=image.split.removeprefix("data "))
-            matches.append(Match(plain, dataclasses.replace(other, split=name), name, note))
-    sizes = {name: sum(len(source) for other, source in others if other == name) for name, _ in others}
+            matches.append(Match(plain, dataclasses.replace(copy, split=name), name, note))
+    sizes = {name: sum(len(source) for test, source in others if test == name) for name, _ in others}
     return Overlap(
         data=dataset.name,
         images=sum(map(len, examined.values())),
