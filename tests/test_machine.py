@@ -28,18 +28,20 @@ def test_the_peak_of_memory_starts_anew_and_sees_new_allocations():
 
 
 FAULTS = """
-import resource, sys
+import resource
 import torch
 from vitruvian.machine import tune_allocator
 
+layers = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(4)])
+images = torch.zeros(10_000, 1024)  # activations of 41 MB, which glibc returns by default
+
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.ones(2**25)  # 128 MB: 32,768 pages
+    layers(images).sum().backward()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 with tune_allocator(keep_freed=True):
-    faults()
-    print(faults())
+    print([faults() for _ in range(6)][-1])
 print(faults())
 """
 
@@ -49,4 +51,4 @@ print(faults())
 def test_training_reuses_the_memory_of_freed_tensors_and_returns_it_at_the_end():
     output = subprocess.run([sys.executable, "-c", FAULTS], stdout=subprocess.PIPE, check=True, timeout=120).stdout
     reused, afterwards = map(int, output.split())
-    assert reused < afterwards / 10
+    assert reused < afterwards / 3
