@@ -12,10 +12,12 @@ from PIL import Image
 
 from vitruvian.data.doctor import overlap
 from vitruvian.data.doctor.overlap import split_notes
+from vitruvian.data.doctor.scan import scan
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.groups import assign_folds, assign_groups, group_numbers, hold_out_groups, values_by
 from vitruvian.data.sources import Concat, Source
 from vitruvian.errors import ConfigError, DataError
+from vitruvian.progress import no_tracking
 
 
 class Listed(Source):
@@ -190,3 +192,12 @@ def test_equal_files_across_a_split_are_found_in_large_data(tmp_path, monkeypatc
     digits = open_dataset("digits")
     (note,) = split_notes(digits.train, digits.splits["test"], "the split 'test'")
     assert "near duplicates across the split were not looked for, as there are more than 1 images" in note
+
+
+def test_the_same_images_are_examined_once_by_the_runs_of_a_process(monkeypatch):
+    splits = open_dataset("digits").splits
+    first = scan(splits, workers=0, track=no_tracking)
+    monkeypatch.setitem(scan.__globals__, "open_reduced", lambda *_: pytest.fail("decoded again"))
+    second = scan(splits, workers=0, track=no_tracking)
+    assert (first.records == second.records).all()
+    assert (first.sketches == second.sketches).all()
