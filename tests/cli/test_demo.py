@@ -9,10 +9,11 @@ from vitruvian.cli.demo import draw, side_by_side
 
 
 @pytest.mark.slow
-def test_the_demo_trains_evaluates_predicts_and_names_the_report(vit, tmp_path, monkeypatch):
+def test_the_demo_learns_to_read_evaluates_predicts_and_names_the_report(vit, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, out, _ = vit("demo", "--out", "run", "--set", "epochs=1")
+    code, out, _ = vit("demo", "--out", "run", "--set", "workers=0")
     assert code == 0
+    assert float(re.search(r"accuracy ([\d.]+)%", out)[1]) >= 97
     assert re.search(r"accuracy [\d.]+% \(95% confidence interval [\d.]+ to [\d.]+%\): \d+ mistakes in 359 digits", out)
     assert len(re.findall(r"\d, \d+%", out)) == 6
     assert "\n  a cat: cat, " in out
@@ -28,15 +29,6 @@ def test_the_demo_trains_evaluates_predicts_and_names_the_report(vit, tmp_path, 
     assert "rejected (none of the classes)<" in coffee
     assert "gradient-weighted" not in coffee  # no map and no probability of a class that the photo does not show
     assert "probability" not in coffee.split("</section>")[0]
-
-
-@pytest.mark.slow
-def test_the_demo_learns_to_read(vit, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, out, _ = vit("demo")
-    assert code == 0
-    assert float(re.search(r"accuracy ([\d.]+)%", out)[1]) >= 97
-    assert len(list(tmp_path.glob("runs/*/report.html"))) == 1
 
 
 def test_a_digit_is_drawn_darkest_where_there_is_most_ink():

@@ -26,6 +26,9 @@ TESTED_ELSEWHERE = {
 }
 """Commands with these words are left to other tests."""
 
+RUN_ON = {"study": "study.md", "advise": "advise.md"}
+"""Commands that take long, and the page that runs them; other pages only repeat what that page states."""
+
 UNAVAILABLE = {
     "torchvision": "its builds tie the environment to one build of torch",
     "ray": "tests/bulk/test_ray.py starts a cluster of processes",

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import torch
 from pages import PAGES, ROOT, Block, blocks, commands, is_shell
-from smaller import ELSEWHERE, NOT_RUN, SMALLER_CODE, STAND_INS, TESTED_ELSEWHERE, UNAVAILABLE, smaller
+from smaller import ELSEWHERE, NOT_RUN, RUN_ON, SMALLER_CODE, STAND_INS, TESTED_ELSEWHERE, UNAVAILABLE, smaller
 from world import environment, make_world, names
 
 from forked import Forked, Ran, ranks
@@ -39,11 +39,18 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_world(tmp_path_factory.mktemp("world"))
 
 
+RUN_ONCE = {
+    page: {command for block in blocks(ROOT / "docs" / page) if is_shell(block) for command in commands(block)}
+    for page in RUN_ON.values()
+}
+"""The commands of the pages that run commands for all pages."""
+
+
 class Page:
     """One page in a copy of the world: what it says is done in its order, and a service stays up to the end."""
 
     def __init__(self, root: Path, name: str) -> None:
-        self.root = root
+        self.root, self.name = root, name
         self.names = names(root, name)
         self.services: list[Forked] = []
         self.address = ""
@@ -75,6 +82,8 @@ class Page:
                     ran = passed(process.wait(SECONDS), command)
             elif program == "vit" and words[0] == "serve":
                 self.serve(words)
+            elif program == "vit" and self.name != (page := RUN_ON.get(words[0])) and command in RUN_ONCE.get(page, ()):
+                continue
             elif program == "vit" and not any(some in command for some in TESTED_ELSEWHERE):
                 make_room(words)
                 ran = passed(Forked(*smaller(words)).wait(SECONDS), command)
