@@ -20,6 +20,7 @@ def run_of(folder, *settings, **more):
     return train("digits", recipe="digits", out=folder, settings=[*TINY, *settings], progress=False, **more)
 
 
+@pytest.mark.slow
 def test_it_is_the_accuracy_that_the_probe_reports_for_the_trained_model(tmp_path):
     run = run_of(tmp_path / "run", "eval_fewshot=digits", "fewshot_shots=3")
     result = probe("digits", run.folder, only=["fewshot"], shots=[3]).results[0]
@@ -39,6 +40,7 @@ def test_the_classes_that_are_left_out_are_not_trained_on(tmp_path, objective):
         assert run.model().config.num_classes == 5
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_unbroken_one(tmp_path):
     whole = run_of(tmp_path / "whole", *OTHER)
     with pytest.raises(Interrupted):

@@ -257,6 +257,7 @@ def test_a_finished_run_is_left_alone(tmp_path):
     assert run.finished
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_trained_longer_and_can_be_interrupted_again(tmp_path):
     whole(tmp_path, *DEMANDING)
     shutil.copytree(tmp_path / "whole", tmp_path / "copy")
@@ -275,6 +276,7 @@ def test_a_finished_run_is_trained_longer_and_can_be_interrupted_again(tmp_path)
     assert lines(again.folder) == lines(longer.folder)
 
 
+@pytest.mark.slow
 def test_the_best_weights_so_far_count_when_a_run_is_trained_longer(tmp_path):
     whole(tmp_path, "final=best", "val_fraction=0.3")
     longer = resume(tmp_path / "whole", settings=["steps=20"])

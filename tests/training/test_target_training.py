@@ -30,6 +30,7 @@ def run_on(data, folder, *settings, **options):
     return train(data, recipe="scratch", out=folder, settings=[*SMALL, *settings], progress=False, **options)
 
 
+@pytest.mark.slow
 def test_several_labels_are_learned_and_their_thresholds_saved(data, tmp_path):
     run = run_on(data, tmp_path / "run", MULTI, "steps=40")
     assert run.evaluation["map"] > 90
@@ -43,6 +44,7 @@ def test_several_labels_are_learned_and_their_thresholds_saved(data, tmp_path):
     assert "Worst predictions" in page
 
 
+@pytest.mark.slow
 def test_numbers_are_standardized_and_get_intervals(data, tmp_path):
     run = run_on(data, tmp_path / "run", NUMBER, "steps=60", *PLAIN)
     target = load(run.folder).meta.target
@@ -62,6 +64,7 @@ def test_levels_are_numbers_with_names(data, tmp_path):
     assert any("the order of the 3 classes is dark, light, medium" in note for note in run.facts["notes"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -74,6 +74,7 @@ def test_any_header_of_an_npy_member(tmp_path, header):
     tried(tmp_path / "w.npz")
 
 
+@pytest.mark.slow
 @QUICK
 @given(
     st.dictionaries(

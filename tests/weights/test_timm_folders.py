@@ -96,6 +96,7 @@ KINDS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_is_read_as_it_was_with_and_without_the_description_it_carries(kind, tmp_path):
     model = randomized(TIMM.replace(**SMALL | KINDS[kind]))
