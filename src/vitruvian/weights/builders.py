@@ -367,33 +367,37 @@ def _build(
     return model
 
 
-def _builder(name: str, enum: type[WeightsEnum], pretrained: WeightsEnum | None) -> Callable[..., VisionTransformer]:
-    """torchvision's function that builds a variant; `pretrained` are the weights for its older argument of that name.
+def _call(
+    name: str, enum: type[WeightsEnum], args: tuple[Any, ...], weights: Any, progress: Any, overrides: dict[str, Any]
+) -> VisionTransformer:
+    """Build a variant; also accepts the calls that torchvision accepts with a warning.
 
-    It also accepts the calls that torchvision accepts with a warning: arguments by position, and `pretrained`.
+    These have arguments by position, or `pretrained` in place of `weights`.
     """
     function = enum.__name__.removesuffix("_Weights").lower()
+    if len(args) > 2 or (args and weights is not None):
+        raise TypeError(f"{function}() takes 0 positional arguments but {len(args)} were given")
+    if args:
+        warnings.warn("pass weights and progress by keyword", stacklevel=3)
+        weights, progress = (*args, progress)[:2]
+    if "pretrained" in overrides or not isinstance(weights, WeightsEnum | str | None):
+        is_pretrained = overrides.pop("pretrained", False) or weights
+        weights = enum.__members__.get("IMAGENET1K_V1") if is_pretrained else None
+        if is_pretrained and weights is None:
+            raise ValueError(f"{function} has no weights for pretrained=True; pass weights")
+        warnings.warn(f"pretrained is deprecated; pass weights={weights}", stacklevel=3)
+    return _build(name, function, enum.verify(weights), progress, overrides)
 
-    def build(*args: Any, **overrides: Any) -> VisionTransformer:
-        positional = dict(zip(("weights", "progress"), args))
-        if len(args) > 2 or positional.keys() & overrides:
-            raise TypeError(f"{function}() takes 0 positional arguments but {len(args)} were given")
-        if args:
-            warnings.warn(f"pass {' and '.join(positional)} by keyword", stacklevel=2)
-        overrides |= positional
-        weights, progress = overrides.pop("weights", None), overrides.pop("progress", True)
-        if "pretrained" in overrides or not isinstance(weights, WeightsEnum | str | None):
-            if (is_pretrained := overrides.pop("pretrained", False) or weights) and pretrained is None:
-                raise ValueError(f"{function} has no weights for pretrained=True; pass weights")
-            weights = pretrained if is_pretrained else None
-            warnings.warn(f"pretrained is deprecated; pass weights={weights}", stacklevel=2)
-        return _build(name, function, enum.verify(weights), progress, overrides)
 
-    build.__name__ = build.__qualname__ = function
-    build.__doc__ = f"""{name}, as `torchvision.models.{function}` builds it.
+Choice = WeightsEnum | str | None
+
+
+def vit_b_16(*args: Any, weights: Choice = None, progress: bool = True, **overrides: Any) -> VisionTransformer:
+    """ViT-B/16, as `torchvision.models.vit_b_16` builds it.
 
     Args:
-        weights: Weights to load, as a member of `{enum.__name__}` or its name; None for random ones.
+        args: `weights` and `progress` by position, with a warning.
+        weights: Weights to load, as a member of the enum or its name; None for random ones.
         progress: Show a progress bar while downloading.
         overrides: Arguments of torchvision's VisionTransformer: `image_size`, `num_classes`, `dropout`,
             `attention_dropout`, `representation_size` and, without weights, also `patch_size`, `num_layers`,
@@ -404,16 +408,24 @@ def _builder(name: str, enum: type[WeightsEnum], pretrained: WeightsEnum | None)
         TypeError: The weights are those of another model, or an argument is unknown.
         ValueError: An argument contradicts the weights, or another.
     """
-    return build
+    return _call("ViT-B/16", ViT_B_16_Weights, args, weights, progress, overrides)
 
 
-vit_b_16 = _builder("ViT-B/16", ViT_B_16_Weights, ViT_B_16_Weights.IMAGENET1K_V1)
-"""ViT-B/16 with torchvision's arguments; `help(vit_b_16)` lists them."""
-vit_b_32 = _builder("ViT-B/32", ViT_B_32_Weights, ViT_B_32_Weights.IMAGENET1K_V1)
-"""ViT-B/32; the arguments are those of `vit_b_16`."""
-vit_l_16 = _builder("ViT-L/16", ViT_L_16_Weights, ViT_L_16_Weights.IMAGENET1K_V1)
-"""ViT-L/16; the arguments are those of `vit_b_16`."""
-vit_l_32 = _builder("ViT-L/32", ViT_L_32_Weights, ViT_L_32_Weights.IMAGENET1K_V1)
-"""ViT-L/32; the arguments are those of `vit_b_16`."""
-vit_h_14 = _builder("ViT-H/14", ViT_H_14_Weights, None)
-"""ViT-H/14; the arguments are those of `vit_b_16`."""
+def vit_b_32(*args: Any, weights: Choice = None, progress: bool = True, **overrides: Any) -> VisionTransformer:
+    """ViT-B/32; the arguments are those of `vit_b_16`."""
+    return _call("ViT-B/32", ViT_B_32_Weights, args, weights, progress, overrides)
+
+
+def vit_l_16(*args: Any, weights: Choice = None, progress: bool = True, **overrides: Any) -> VisionTransformer:
+    """ViT-L/16; the arguments are those of `vit_b_16`."""
+    return _call("ViT-L/16", ViT_L_16_Weights, args, weights, progress, overrides)
+
+
+def vit_l_32(*args: Any, weights: Choice = None, progress: bool = True, **overrides: Any) -> VisionTransformer:
+    """ViT-L/32; the arguments are those of `vit_b_16`."""
+    return _call("ViT-L/32", ViT_L_32_Weights, args, weights, progress, overrides)
+
+
+def vit_h_14(*args: Any, weights: Choice = None, progress: bool = True, **overrides: Any) -> VisionTransformer:
+    """ViT-H/14; the arguments are those of `vit_b_16`."""
+    return _call("ViT-H/14", ViT_H_14_Weights, args, weights, progress, overrides)
