@@ -129,7 +129,7 @@ class Family(Generic[ConfigT]):
 
     def expands_positions(self, config: ViTConfig) -> bool:
         """Whether positions of another kind are written as learned ones for one grid."""
-        return config.pos_embed not in ("learned", "relative_bias") and config.rope is None
+        return config.pos_embed not in ("learned", "relative_bias") and not config.rope and config.attention != "mixer"
 
     def reader_config(self, config: ConfigT) -> ConfigT:
         """`config` with the numerics of the family's own implementation."""

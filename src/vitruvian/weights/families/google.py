@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from vitruvian.config import NUMERICS, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.weights.checkpoint_files import Checkpoint
-from vitruvian.weights.families.family import Facts, Family, mixer_obstacles, scaled_size, vit_obstacles
+from vitruvian.weights.families.family import ConfigT, Facts, Family, mixer_obstacles, scaled_size, vit_obstacles
 from vitruvian.weights.families.tables import TABLES, Tensors, rename
 
 # The release numbers modules in one sequence; later code counts each kind of module separately.
@@ -16,13 +16,18 @@ LATER_NAMES = (
 )
 
 
-class Google(Family[ViTConfig]):
-    """The paper's release: tanh GELU, eps 1e-6, positions resampled with aligned corners."""
+class Npz(Family[ConfigT]):
+    """Base of the releases of the paper, of MLP-Mixer and of BiT: images are squashed by TensorFlow's resize."""
 
-    name = "google"
     numerics = NUMERICS["google"]
     suffixes = (".npz",)
     preprocess: ClassVar = {"antialias": False}
+
+
+class Google(Npz[ViTConfig]):
+    """The paper's release: tanh GELU, eps 1e-6, positions resampled with aligned corners."""
+
+    name = "google"
     table = TABLES["google"]
 
     def to_table_names(self, tensors: Tensors) -> Tensors:
@@ -77,9 +82,6 @@ class GoogleMixer(Google):
     def obstacles(self, config: ViTConfig) -> list[str]:
         return mixer_obstacles(config, self.name)
 
-    def expands_positions(self, config: ViTConfig) -> bool:
-        return False
-
 
 class BigVision(Family[ViTConfig]):
     """big_vision: the numerics of the paper's release; a position for the class token is added to the token."""
@@ -126,13 +128,10 @@ def unstack(tensors: Tensors) -> Tensors:
     return blocks
 
 
-class Bit(Family[ResNetConfig]):
+class Bit(Npz[ResNetConfig]):
     """BiT's release: pre-activation ResNets; images are squashed, as in BiT's fine-tuning."""
 
     name = "bit"
-    numerics = NUMERICS["google"]
-    suffixes = (".npz",)
-    preprocess: ClassVar = {"antialias": False}
     table = TABLES["bit"]
 
     def prefix(self, tensors: Tensors) -> str | None:

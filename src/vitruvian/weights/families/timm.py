@@ -393,9 +393,6 @@ class TimmMixer(TimmNamed[ViTConfig]):
     def obstacles(self, config: ViTConfig) -> list[str]:
         return mixer_obstacles(config, "timm") + super().obstacles(config)
 
-    def expands_positions(self, config: ViTConfig) -> bool:
-        return False
-
 
 class Dino(Family[ViTConfig]):
     """Backbones without a head; from a full training checkpoint, the teacher."""
