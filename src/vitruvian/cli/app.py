@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -111,8 +112,8 @@ app = typer.Typer(
 for group, commands in GROUPS.items():
     if group == STUDY:
         app.add_typer(study, name="study", rich_help_panel=group, epilog="Example: vit study positions digits --plan")
-    for command, example in commands.items():
-        app.command(cls=Command, rich_help_panel=group, epilog=f"Example: {example}")(command)
+    for function, example in commands.items():
+        app.command(cls=Command, rich_help_panel=group, epilog=f"Example: {example}")(function)
 
 
 def print_version(wanted: bool) -> None:
@@ -130,6 +131,12 @@ def root(
     pass
 
 
+@cache
+def command() -> Any:
+    """Build the commands, once for all calls of `main` in a process."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """Run `vit`. Exit codes: 0 success, 1 an error explained in one line, 2 wrong usage, 130 interrupted."""
     for stream in (sys.stdout, sys.stderr):
@@ -138,7 +145,7 @@ def main() -> None:
     streams = sys.stdout, sys.stderr
     try:
         sys.stdout, sys.stderr = (stream and PrintableStream(stream) for stream in streams)
-        app(prog_name="vit")
+        command()(prog_name="vit")
     except SystemExit as end:
         choose = sys.modules.get("vitruvian.engines.choose")
         if choose and not end.code:
