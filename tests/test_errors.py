@@ -101,3 +101,13 @@ def test_control_characters_and_endless_names_do_not_reach_the_text_of_an_error(
     text = str(CheckpointError("\x1b[31m" + "n" * 10_000, where="a\nb\x07"))
     assert text.startswith("a\\nb\\x07: \\x1b[31mnnn")
     assert len(text) == 1000
+
+
+def test_an_os_error_of_a_library_is_damage_and_one_of_the_system_is_not():
+    with (
+        pytest.raises(FileError, match=r"^a\.bin: not a table \(no more data\)$"),
+        parsing("a.bin", FileError, reason="not a table"),
+    ):
+        raise OSError("no more data")
+    with pytest.raises(FileError, match=r"none: cannot be read: "), parsing("a.bin", FileError, reason="not a table"):
+        open("none/none", "rb").close()

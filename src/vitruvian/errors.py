@@ -180,23 +180,23 @@ class MissingExtraError(VitruvianError, ImportError):
 
 
 @contextmanager
-def parsing(
-    where: object, raises: type[VitruvianError], *, reason: str = "damaged or not supported", hint: str = ""
-) -> Iterator[None]:
+def parsing(where: object, raises: type[VitruvianError], *, reason: str = "", hint: str = "") -> Iterator[None]:
     """The boundary around a parser of untrusted files: any exception becomes `raises`, one line that names the file.
 
     Libraries raise nearly anything for a damaged file, and so does our own code for values of unexpected types. Errors
-    that the parser raises on purpose pass through.
+    that the parser raises on purpose pass through. With a `reason`, an OSError without errno, as libraries
+    raise it for damaged content, counts as damage.
     """
     try:
         yield
     except VitruvianError as error:
         is_setting = isinstance(error, ConfigError) and not issubclass(raises, ConfigError)  # in the file
         raise (error.replace(raises, where=where) if is_setting and error.where is None else error) from error.__cause__
-    except OSError as error:
-        raise raises(f"cannot be read: {describe_error(error)}", where=error.filename or where, hint=hint) from error
     except Exception as error:
-        raise raises(f"{reason} ({describe_error(error)})", where=where, hint=hint) from error
+        text = f"{reason or 'damaged or not supported'} ({describe_error(error)})"
+        if isinstance(error, OSError) and not (reason and error.errno is None):
+            text, where = f"cannot be read: {describe_error(error)}", error.filename or where
+        raise raises(text, where=where, hint=hint) from error
 
 
 _NO_VALUE = object()
