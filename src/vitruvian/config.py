@@ -592,7 +592,7 @@ class ModelMeta(Settings):
     """Images with a lower score are rejected: they show none of the classes."""
     threshold_on: ThresholdOn = "probability"
     coverage: Annotated[float, Range(0.0, 1.0)] = 0.0
-    """The promise of conformal prediction sets: an image's set contains its class with this probability. 0: no sets."""
+    """Target coverage of prediction sets: the probability that an image's set contains its class. 0: no sets."""
     set_threshold: Annotated[float, Range(0.0, 1.0)] = 0.0
     """Classes of at least this probability are in an image's set."""
     target: Target = SINGLE

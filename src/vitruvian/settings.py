@@ -105,7 +105,7 @@ field_types: Callable[[Any], dict[str, Any]] = cache(_field_types)  # mypy takes
 
 
 def validate_field(settings: type[Settings], key: str, value: Any, where: str = "") -> Any:
-    """Validate the value of one field of a settings class; an unknown field is an UnknownNameError."""
+    """Validate the value of one field of a settings class. Raises UnknownNameError if there is no such field."""
     hints = field_types(settings)
     prefix = f"{where}." if where else ""
     if key not in hints:

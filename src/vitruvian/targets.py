@@ -33,7 +33,7 @@ COVERAGE = 0.9  # default for prediction intervals
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target(Settings):
-    """What a model predicts, and what was fitted for that; saved with the model."""
+    """The kind of output of a model, with its fitted thresholds or intervals; saved with the model."""
 
     kind: str = "single"
     """A key of KINDS."""
@@ -111,7 +111,7 @@ class TargetTable:
         return np.stack([counts, mean, np.sqrt(squares / divisors)])
 
     def strata(self) -> Indices:
-        """A group (R,) for each row, of which every split should have its share: rarest label, level or quantile."""
+        """The stratum (R,) of each row for stratified splits: its rarest label, its level, or a quantile."""
         import numpy as np
 
         if self.kind == "multi":
@@ -128,10 +128,10 @@ class TargetTable:
 
 
 class TargetSpec(NamedTuple):
-    """What a user asks for, such as `multi` or `number:age,weight`."""
+    """The kind of target that a user requests, such as `multi` or `number:age,weight`."""
 
-    kind: str = "auto"  # `auto`: what the data says
-    columns: tuple[str, ...] = ()  # of a manifest; empty: the usual ones
+    kind: str = "auto"  # `auto`: decided by the data
+    columns: tuple[str, ...] = ()  # of a manifest; empty: the columns with the usual names
 
 
 AUTO = TargetSpec()

@@ -85,7 +85,7 @@ CASES: dict[str, dict[str, str]] = {
         "list.pth|tensor.pth": "contains a (list|Tensor), not a dictionary of tensors",
         "numbers.pth|nothing.pth|itself.pth": "(no tensors|names inside|no known family)",
         "meta.pth": "meta",
-        "expanded.pth": "its tensors would take 3725.3 GiB",
+        "expanded.pth": "its tensors would expand to 3725.3 GiB",
         "sparse.pth": "is a torch.sparse_coo tensor",
     },
     "models": {
@@ -161,7 +161,7 @@ OPTIONS = {
     "predict {good}/photo.png -m {empty}": "empty",
     "predict {empty} -m {good}/model": "(no such file|empty)",
     "embed {good}/data -m {good}/model --out {good}/photo.png": "not a folder",
-    "embed {good}/data -m {good}/model --out {out} --shard 9/4": "'9/4' is not a shard such as 3/64",
+    "embed {good}/data -m {good}/model --out {out} --shard 9/4": "'9/4' is not a shard I/N with I from 1 to N",
     "embed {good}/data -m {good}/model --out {out} --split nowhere": "no split 'nowhere'",
     "predict {good}/data -m {good}/model --shard 1/2": "--shard, --on, --split and --merge need a folder as --out",
     "export {good}/model {out}.onnx --batch-size 0": "--batch-size",

@@ -139,7 +139,7 @@ def test_the_command_prints_slices_and_sets(tmp_path, photos):
     assert ran.exit_code == 0, ran.output
     assert "worst: camera " in ran.output
     assert "prediction sets for 90%, fitted on all 90 images, each measured without its tenth" in ran.output
-    assert "for new images expect 8" in ran.output  # 90 images: from 82.9 or so
+    assert "with this many images to fit on: 8" in ran.output  # 90 images: from 82.9 or so
 
 
 @pytest.mark.parametrize(("coverage", "count"), [(0.8, 100), (0.9, 500), (0.95, 39)])

@@ -160,7 +160,7 @@ def test_the_recommendation_is_never_much_worse_than_another_that_ends_in_time()
         in_time = [row for row in rows if row.minutes <= 30]
         if not in_time:
             assert chosen is None
-            assert reason.startswith("nothing ends in 30 minutes")
+            assert reason.startswith("no option fits in 30 minutes")
             continue
         assert chosen in in_time
         assert chosen.top1 >= max(row.top1 for row in in_time) - TOLERANCE
@@ -170,7 +170,7 @@ def test_the_recommendation_is_never_much_worse_than_another_that_ends_in_time()
 def test_a_quicker_option_is_preferred_to_a_slightly_better_one_and_the_reason_says_so():
     chosen, reason = recommend(options((90.0, 0.2), (90.3, 25.0), (94.0, 60.0)), 30)
     assert chosen.name == "option 0"
-    assert "option 1, which takes 25.0 for 0.3 points more" in reason
+    assert "option 1 takes 25.0 minutes for 0.3 points more" in reason
     assert reason.endswith("option 2 is expected to reach 94.0% in 60 minutes")
 
 

@@ -64,7 +64,7 @@ def test_evaluations_take_their_part_of_the_time(base, clock):
 def test_a_run_that_would_be_too_short_is_made_cheaper(base, clock):
     recipe, notes = fit_minutes("digits", recipe_from(base), 1)
     assert recipe.freeze_layers > 0
-    assert any(note.startswith(f"to end in time: freeze_layers={recipe.freeze_layers:g}") for note in notes)
+    assert any(note.startswith(f"to meet the time limit: freeze_layers={recipe.freeze_layers:g}") for note in notes)
     kept, _ = fit_minutes("digits", recipe_from(base), 1, {"freeze_layers"})
     assert (kept.freeze_layers, kept.steps) == (0, 54)
 
@@ -126,7 +126,7 @@ def test_a_run_whose_steps_are_slower_than_measured_is_shortened_and_ends_in_tim
     assert run.facts["steps"] == run.recipe.steps == lines[-1]["step"] == now[0] / 2
     assert 20 <= lines[-1]["step"] < 57 / 2  # beside the evaluation, which takes no time here
     assert lines[-1]["lr"] < lines[0]["lr"] / 10
-    assert any(line.startswith("to end in time: ") and "steps instead of 54" in line for line in notes.lines)
+    assert any(line.startswith("to meet the time limit: ") and "steps instead of 54" in line for line in notes.lines)
     assert not run.damage()
 
 

@@ -251,7 +251,7 @@ def test_a_finished_run_is_left_alone(tmp_path):
         TrainingError, match=r"the run has finished, so 'workers=1' has no effect; to train longer, resume"
     ):
         resume(run.folder, settings=["workers=1"])
-    with pytest.raises(TrainingError, match=r"the run has finished 12 steps .*; give more to train longer"):
+    with pytest.raises(TrainingError, match=r"has finished 12 steps .*; pass more epochs or steps to train longer"):
         resume(run.folder, settings=["steps=12"])
     assert (run.folder / "metrics.jsonl").read_bytes() == before
     assert run.finished

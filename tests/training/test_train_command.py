@@ -70,7 +70,7 @@ def test_data_or_a_run_must_be_given_and_not_both():
     assert vit_train().exit_code == 2
     assert vit_train("digits", "--resume", "run").exit_code == 2
     both = vit_train("--resume", "run", "--arch", "ViT-S/16")
-    assert (both.exit_code, "--resume takes from the command only --workers, --epochs" in both.stderr) == (
+    assert (both.exit_code, "--resume can be combined only with --workers, --epochs" in both.stderr) == (
         2,
         True,
     )

@@ -127,7 +127,7 @@ class TestBrokenFiles:
 
     def test_one_value_repeated_to_gigabytes_is_refused(self, tmp_path):
         torch.save({"patch_embed.proj.weight": torch.zeros(1).expand(2**34)}, tmp_path / "w.pth")
-        one_line(tmp_path / "w.pth", "its tensors would take 64.0 GiB")
+        one_line(tmp_path / "w.pth", "its tensors would expand to 64.0 GiB")
 
     def test_tensors_without_values_are_refused(self, tmp_path):
         torch.save({"patch_embed.proj.weight": torch.zeros(3, 3, device="meta")}, tmp_path / "w.pth")

@@ -112,7 +112,7 @@ def test_factorized_positions_of_a_grid_that_is_not_square_are_not_left_to_timm_
     (tmp_path / "file").mkdir()
     save_file(arrays, tmp_path / "file" / "model.safetensors")
     (tmp_path / "file" / "config.json").write_text((tmp_path / "square" / "config.json").read_text())
-    with pytest.raises(CheckpointError, match="3 row positions and 4 column positions with pos_embed_ar_preserving"):
+    with pytest.raises(CheckpointError, match="pos_embed_ar_preserving is only supported for square grids, not 3x4"):
         load(tmp_path / "file")
     save(build(square.replace(image_size=(24, 32)), seed=1), tmp_path / "other", "timm")
     written_as = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("square", "other")]

@@ -235,7 +235,7 @@ class Job:
                 written.result()
 
     def results(self, values: Tensor) -> list[Any]:
-        """The predictions or the vector of each image with these logits or features; None if they are not finite."""
+        """One result per row of logits or features: its predictions or its vector; None if values are not finite."""
         if self.task == "predict":
             if self.classifier.model.meta.target.kind != "single":
                 raise ConfigError("parts are for one class per image", hint="write a table: --out all.csv")

@@ -155,7 +155,7 @@ def optimize(
 
 
 def check_used(ctx: typer.Context, only: str | None) -> None:
-    """Refuse options that have no effect with this --only, and the lack of one that it needs."""
+    """Raise for options that have no effect with this --only, and for a required option that is missing."""
     needed = NEEDED.get(only or "")
     if needed is not None and ctx.params[needed] is None:
         raise typer.BadParameter(f"--only {only} needs {flag_of(needed)}")

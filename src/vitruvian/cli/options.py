@@ -1,4 +1,4 @@
-"""What the commands share: options and how they are parsed, how errors spell them, and quick imports."""
+"""Shared by all commands: options and how they are parsed, how errors spell them, and quick imports."""
 
 import copy
 import dataclasses
@@ -209,7 +209,7 @@ def parse_size(text: str) -> tuple[int, int]:
 
 def parse_shard(text: str) -> tuple[int, int]:
     """Parse a shard such as `3/64`."""
-    expected = "not a shard such as 3/64: one of 1/64 to 64/64"
+    expected = "not a shard I/N with I from 1 to N, such as 3/64"
     index, count = map(int, match_value(r"(\d{1,7})/(\d{1,7})", text, expected).groups())
     if not 1 <= index <= count:
         raise typer.BadParameter(f"{text!r} is {expected}")

@@ -122,7 +122,7 @@ def serve(
 
 
 def name_and_weights(text: str) -> tuple[str, str]:
-    """Split `NAME=MODEL`; without NAME, the model is called like its file."""
+    """Split `NAME=MODEL`; without NAME, the model is named after its file."""
     name, equals, weights = text.partition("=")
     if equals and name and weights and not os.path.exists(text) and "/" not in name:
         return name, weights

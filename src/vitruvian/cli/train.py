@@ -104,7 +104,7 @@ def train(
     start: Any = {"model": model, "weights": weights, "settings": changes}
     if cluster is not None:
         if not plan or recipe is None:
-            raise typer.BadParameter("--cluster is for --plan and --recipe NAME")
+            raise typer.BadParameter("--cluster needs --plan and --recipe NAME")
         from vitruvian.training.planning import cluster_lines, cluster_plan
 
         planned = cluster_plan(recipe, cluster, data=data, **start)
@@ -114,7 +114,7 @@ def train(
     if (data is None) == (resume is None):
         raise typer.BadParameter("give DATA to train on, or --resume RUN")
     if resume is not None and (recipe or model or weights or out or plan or minutes):
-        raise typer.BadParameter("--resume takes from the command only --workers, --epochs and some --set")
+        raise typer.BadParameter("--resume can be combined only with --workers, --epochs and some --set")
     if auto_resume and (out is None or plan):
         raise typer.BadParameter("--auto-resume needs --out RUN, and has no effect with --plan")
     if folds is not None and (resume is not None or auto_resume or plan or minutes is not None):

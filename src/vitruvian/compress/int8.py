@@ -3,7 +3,7 @@
 Activations have one scale per layer, found on calibration images; weights have one per output channel. Residual sums,
 norms, softmax, patch embedding and head stay float. Processors without VNNI add two products in 16 bits, which
 saturates with weights of 8 bits. So these are for processors with VNNI, and their files are refused on others;
-elsewhere weights use 7 bits, which is right on every processor.
+elsewhere weights use 7 bits, which is correct on every processor.
 """
 
 from collections import defaultdict
@@ -189,10 +189,11 @@ def best_range(values: Tensor) -> Range:
 
 
 def fit_input(x: Tensor, ends: Tensor, weight: Tensor, bits: int) -> Int8Input:
-    """The best range for tokens x (n, D), with as few float channels as are worth their cost.
+    """Choose the int8 range for tokens x (n, D), and the channels to keep in float.
 
-    `ends` (m, D) are the smallest and largest values of each channel. The channels with the largest become float, if
-    the squared error of the layer's output in int8 then falls enough.
+    `ends` (m, D) are the smallest and largest values of each channel. Float channels are those with the largest
+    magnitudes. More of them are used only if the squared error of the layer's int8 output falls below
+    FLOAT_CHANNEL_GAIN times the error with fewer.
     """
     by_size = ends.abs().amax(dim=0).argsort(descending=True).tolist()
     values, expected = torch.cat([x, ends]), F.linear(x, weight)

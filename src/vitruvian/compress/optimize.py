@@ -56,7 +56,7 @@ from vitruvian.weights.save import save
 
 # n images, K outputs
 
-MINUTES = 7.0  # default time after which nothing new is tried; measuring the candidates takes about a minute more
+MINUTES = 7.0  # default time limit of the search; measuring the candidates takes about a minute more
 OPENVINO_INT8 = 2  # maximum number of int8 graphs to try in OpenVINO
 INT8_SHARE = 0.5  # fraction of the allowed loss that int8 may use if tokens can be merged, too
 CALIBRATION_IMAGES = 64  # number of images to fit ranges and scales on
@@ -183,12 +183,12 @@ def optimize(
     Args:
         model: A model, or a file, directory or published name to load.
         path: The folder to write; it must not exist.
-        calibrate: Images. Some are fitted on, the others measure the loss: by their labels if their classes are the
-            model's, and always by the probabilities of changed predictions.
+        calibrate: Images, split into some to calibrate on and others to measure the loss on. The loss is estimated from
+            the probabilities of changed predictions, and measured on labels too if their classes are the model's.
         max_loss: Largest loss of top-1 in percentage points.
         batch_size: Batch size at which the speed is measured.
-        images: Most images that the loss is measured on.
-        minutes: Time after which nothing new is tried.
+        images: Maximum number of images to measure the loss on.
+        minutes: Time limit of the search; no new candidate is tried after it.
         num_heads: Number of attention heads, if the weight file does not store it.
         timer: Measures the speed.
     """
@@ -311,17 +311,17 @@ def quantize(
 ) -> Quantized:
     """Write a model in int8 as ONNX, losing at most `max_loss` points of top-1.
 
-    The most sensitive layers stay float, as few as the loss requires.
+    As few layers as the limit allows stay float: the most sensitive ones.
 
     Args:
         model: A model, or a file, directory or published name to load.
         path: The `.onnx` file to write; it must not exist.
-        calibrate: Images that ranges and scales are found on; labels are not used.
-        evaluate: Other images that the loss is measured on. Labels are used if their classes are the model's.
+        calibrate: Images to fit ranges and scales on; labels are not used.
+        evaluate: Other images to measure the loss on. Labels are used if their classes are the model's.
         max_loss: Largest loss of top-1 in percentage points.
         engine: Runtime in which loss and speed are measured: `onnxruntime` or `openvino`.
         batch_size: Batch size at which the speed is measured.
-        weight_bits: 7, which is right on all processors, or 8 for those with VNNI; by default what this one can.
+        weight_bits: 7 is correct on all processors, 8 needs VNNI; by default 8 if this processor has VNNI, else 7.
         num_heads: Number of attention heads, if the weight file does not store it.
         timer: Measures the speed.
 
@@ -502,14 +502,14 @@ class CompressionSearch:
         self.smoothed, self.inputs = int8.prepare(self.model, self.calibration.batches(), self.bits)
 
     def try_int8(self, within: float) -> int | None:
-        """Find the fewest float layers whose loss is `within`; returns their number, or None if int8 does not help."""
+        """Find the fewest float layers with a loss of at most `within`; their number, or None if int8 does not help."""
         if not self.inputs or not self.has_time() or not self.is_faster():
             return None
         best = self.find_int8(within, "onnxruntime")
         return None if best is None or best.loss.points > self.max_loss else len(self.layers) - best.int8_layers
 
     def find_int8(self, within: float, engine: str) -> Candidate | None:
-        """The graph in int8 with the fewest float layers whose loss is `within`, else the one that loses least.
+        """The int8 graph with the fewest float layers and a loss of at most `within`, else the one that loses least.
 
         Numbers of float layers are tried by bisection, as the loss falls with them. None if there is no time for any.
         """

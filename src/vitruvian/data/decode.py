@@ -91,7 +91,7 @@ class CostlyImageError(ImageError):
 
 
 class LimitedFile:
-    """A file that can be read only so often, because loops over the parts of a hostile file may take minutes."""
+    """A file with a limited number of reads, because a parser may loop for minutes over a malicious file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.reads = file, MAX_READS
@@ -221,7 +221,7 @@ def read_image(file: BinaryIO, max_pixels: int, max_cost: float = math.inf) -> I
     if not file.seekable():
         data = file.read(MAX_STREAM_BYTES + 1)
         if len(data) > MAX_STREAM_BYTES:
-            raise ImageError(f"the stream has more than {MAX_STREAM_BYTES >> 20} MB")
+            raise ImageError(f"the stream is larger than {MAX_STREAM_BYTES >> 20} MB")
         file = io.BytesIO(data)
     image = identify(file, max_pixels, max_cost)
     image.load()

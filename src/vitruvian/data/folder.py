@@ -80,7 +80,7 @@ def split_folders(root: Path) -> dict[Path, str]:
 
 
 def list_classes(root: Path, splits: dict[Path, str], skipped: SkippedFiles) -> Iterator[Entry]:
-    """The images by split, by class in natural order, and by name."""
+    """List the images of class folders, ordered by split, by class (naturally: 2 before 10), and by name."""
     for path in sorted(root.iterdir()) if splits else ():
         if path not in splits:
             skipped.add("file", "beside the splits", path.name)

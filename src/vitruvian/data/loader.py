@@ -254,9 +254,9 @@ class BatchMaker:
 
     @cached_property
     def look_ahead(self) -> int:
-        """Number of batches that use up the blocks which are read together; the next ones must be there by then.
+        """Number of batches to announce in advance: as many as the blocks that are read together last.
 
-        Blocks of equal size end together, so announcing only a few batches ahead would leave no time to fetch them.
+        Blocks of equal size end together, so announcing only a few batches ahead would leave no time to fetch the next.
         """
         blocks = self.plan.source.blocks
         assert blocks is not None

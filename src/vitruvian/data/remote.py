@@ -173,7 +173,7 @@ class ShardCache:
             raise
 
     def begin(self, index: int) -> Future[TarSource]:
-        """Download a shard in the background, unless that was done or is in progress."""
+        """Start to download a shard in the background, unless it is already there or in progress."""
         with self._lock:
             if index not in self._futures:
                 self._futures[index] = Future()

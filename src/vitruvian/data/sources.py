@@ -98,9 +98,9 @@ class Source(ABC):
         return self.classes[label] if self.targets is None else self.targets.text(label)
 
     def strata(self) -> tuple[NDArray[Any], int]:
-        """The group of each sample, of which every part of a split should have its share, and their number.
+        """The stratum of each sample for stratified splits, and the number of strata.
 
-        Groups are the classes, or those of `TargetTable.strata`.
+        Strata are the classes, or those of `TargetTable.strata`.
         """
         if self.targets is None:
             return self.labels(), len(self.classes)

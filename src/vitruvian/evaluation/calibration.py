@@ -160,7 +160,7 @@ def fit_temperature(outputs: DatasetLogits, rows: Rows) -> float:
 
 
 class Fitting(NamedTuple):
-    """What numbers besides the weights are fitted on, and what their effect is measured on."""
+    """The images to fit temperature and thresholds on, and the images to measure their effect on."""
 
     dev: DatasetLogits
     fit_rows: Rows  # of `dev`
@@ -207,10 +207,10 @@ L2 = 0.001  # regularization of the term added to the energy, for features divid
 def shift_energy(head: nn.Linear, known: Tensor, unknown: Sequence[Tensor], *, l2: float = L2) -> None:
     """Change a head so that its energy, log(sum(exp(logits))), separates images of its classes from others.
 
-    Logistic regression between features (n, D) of `known` and `unknown` images gives a linear term, which is added to
-    all logits. A term common to all logits changes no probability, only the energy that a threshold for rejection is
-    compared with; and as part of the head it works in every engine. The kinds of `unknown` images have equal weights,
-    which sum to the weight of the known ones.
+    Logistic regression on features (n, D) of `known` and `unknown` images gives a linear term, which is added to every
+    logit. The same term on all logits leaves the probabilities unchanged and shifts only the energy, which is compared
+    with the rejection threshold. It is part of the head, so it works in every engine. Each kind of `unknown` images has
+    the same total weight, and all kinds together weigh as much as the known images.
 
     Raises:
         ConfigError: There are no known or no unknown images.

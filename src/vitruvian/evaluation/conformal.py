@@ -1,4 +1,4 @@
-"""Conformal prediction: sets of classes or labels and intervals of numbers that contain the truth as often as promised.
+"""Conformal prediction: sets of classes or labels, and intervals of numbers, with guaranteed coverage of the truth.
 
 Split conformal prediction. Each image has a score of how well the truth conforms with the outputs: the probability of
 its label (LAC: M. Sadinle et al., 2019), the smallest probability of its labels, or the negative error of a number. The
@@ -36,7 +36,7 @@ class ConformalSets:
     """Fitted thresholds, and their sets on images that they were not fitted on; numbers in percent."""
 
     kind: str  # of target
-    promised: float
+    promised: float  # target coverage
     thresholds: tuple[float, ...]  # (S,) of probabilities, or the negative half width of each number's interval
     temperature: float  # of the probabilities
     fitted_on: str
@@ -77,7 +77,7 @@ def rank_of(coverage: float, count: int) -> int:
 
 
 def fit_threshold(scores: Floats, coverage: float) -> float:
-    """The threshold that keeps the promise, from the scores (n,) of the images that it is fitted on."""
+    """The threshold that guarantees the coverage, from the scores (n,) of the images that it is fitted on."""
     return float(np.sort(scores)[rank_of(coverage, len(scores)) - 1])
 
 
@@ -103,7 +103,7 @@ def conformal_sets(
     precise than two halves.
 
     Raises:
-        ConfigError: The promise needs more images.
+        ConfigError: There are too few images for this coverage.
     """
     thresholds = fit_thresholds(fit.scores, coverage)
     images = fit if measured is None else measured

@@ -60,7 +60,7 @@ class Slice:
 def measure_slices(
     values: Sequence[str], measure: Callable[[NDArray[np.int64]], tuple[float, Interval]], by: str, *, worst: int
 ) -> tuple[Slice, ...]:
-    """The metric that `measure` gives for the rows with each value, the worst first, of equals the largest slice.
+    """One slice for each distinct value, with the metric of its rows; worst first (ties: the larger slice first).
 
     `worst` is 1 if a small value of the metric is bad, -1 if a large one is.
 
@@ -82,7 +82,7 @@ SPLITS = ("test", "val")  # the default split is the first of these that exists,
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedImages:
-    """What all evaluations have: the model, the images, slices and prediction sets."""
+    """Fields that all evaluations share: the model, the images, slices and prediction sets."""
 
     data: str
     model: str
@@ -367,7 +367,7 @@ def evaluate(
 
 
 def open_for(data: object, target: Target, labels: tuple[str, ...]) -> Dataset:
-    """The dataset with the target of a model: columns called like its outputs if there are any, else the labels."""
+    """The dataset with the target of a model: columns named like its outputs if there are any, else the labels."""
     columns = f"{target.kind}:{','.join(labels)}" if target.kind in ("multi", "number") else target.kind
     try:
         return open_dataset(data, target=columns, accepts=(target.kind,))

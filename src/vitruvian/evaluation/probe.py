@@ -107,7 +107,7 @@ def probe_sources(data: Dataset, group_by: str = "") -> tuple[list[Source], str]
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeTask:
-    """What a probe is given: features, and the settings that depend on the data."""
+    """The inputs of every probe: features and labels of each split, and the settings that depend on the data."""
 
     train: Examples
     dev: Examples | None  # None if a part of `train` is used instead

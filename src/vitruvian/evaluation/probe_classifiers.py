@@ -199,7 +199,7 @@ def fit_linear(
 def choose_l2(
     train: Examples, dev: Examples, *, classes: int, candidates: Sequence[float] = L2_GRID
 ) -> tuple[float, dict[float, float]]:
-    """The regularization with the best accuracy or mAP on `dev`, the strongest of equals, and all in percent."""
+    """The l2 with the best accuracy or mAP on `dev` (ties: the largest), and the score of each l2 in percent."""
     accuracies: dict[float, float] = {}
     start: Tensor | None = None
     best, worse = 0.0, 0
@@ -335,7 +335,7 @@ def neighbor_scores(train: Examples, test: NDArray[Any], *, count: int) -> NDArr
 def choose_neighbors(
     train: Examples, *, classes: int, candidates: Sequence[int] = NEIGHBOR_COUNTS
 ) -> tuple[int, dict[int, float]]:
-    """The number of neighbors with the best leave-one-out accuracy, the smallest of equals, and all accuracies.
+    """The number of neighbors with the best leave-one-out accuracy (ties: the smallest), and all accuracies.
 
     At most MOST_QUERIES random images are classified by the others. Accuracies are in percent.
     """

@@ -67,7 +67,7 @@ def write_evaluation(evaluation: Evaluation | TargetEvaluation, folder: Path) ->
 
 
 def target_facts(evaluation: TargetEvaluation) -> dict[str, Any]:
-    """What the page of an evaluation shows for several labels or numbers."""
+    """Template variables of an evaluation of several labels or numbers."""
     return {
         "subtitle": evaluation.summary,
         "tile_values": target_tiles(evaluation.measures),
@@ -76,7 +76,7 @@ def target_facts(evaluation: TargetEvaluation) -> dict[str, Any]:
 
 
 def class_facts(evaluation: Evaluation) -> dict[str, Any]:
-    """What the page of an evaluation shows for one class per image."""
+    """Template variables of an evaluation of one class per image."""
     calibration, corruptions = evaluation.calibration, evaluation.corruptions
     tiles = measure_tiles(evaluation.measures)
     if evaluation.space.is_mapped:
@@ -124,21 +124,21 @@ SET_TEXTS = {
     "single": ("prediction sets", "contain the label", "classes"),
     "multi": ("prediction sets", "contain all their labels", "labels"),
 }
-"""What conformal prediction gives for each kind of target, what it promises, and what a set consists of."""
+"""For each kind of target: the name of the result, what it guarantees, and what a set consists of."""
 INTERVAL_TEXTS = ("prediction intervals", "contain the number", "")
 
 
 def describe_sets(sets: ConformalSets) -> str:
-    """Promise, coverage and size of prediction sets in one line."""
-    what, promise, members = SET_TEXTS.get(sets.kind, INTERVAL_TEXTS)
+    """Target coverage, measured coverage and size of prediction sets in one line."""
+    name, guarantee, members = SET_TEXTS.get(sets.kind, INTERVAL_TEXTS)
     measured = "{:.2f}% ({:.2f} to {:.2f})".format(sets.coverage, *sets.interval)
     sizes = "half of their width: " + ", ".join(f"{-threshold:.4g}" for threshold in sets.thresholds)
     if sets.mean_size is not None:
         sizes = f"{sets.mean_size:.2f} {members} on average, {sets.single:.1f}% have one and {sets.empty:.1f}% none"
     chance = "{:.1f} to {:.1f}%".format(*sets.expected)
     return (
-        f"{what} for {sets.promised:g}%, fitted on {sets.fitted_on}: {measured} of {sets.count:,} images {promise}, "
-        f"{sizes}; for new images expect {chance}, by the number of images fitted on"
+        f"{name} for {sets.promised:g}%, fitted on {sets.fitted_on}: {measured} of {sets.count:,} images {guarantee}, "
+        f"{sizes}; expected coverage of new images, with this many images to fit on: {chance}"
     )
 
 

@@ -82,7 +82,7 @@ class TargetMeasures(ABC):
         """The target with thresholds or margins fitted to these images."""
 
     def crossed(self, fit: Callable[[Floats, Floats], Floats]) -> Floats:
-        """What `fit(scores, targets)` returns (K,) for the other half of the images, for each image (n, K)."""
+        """Cross-fitting in two halves: for each image (n, K), the value (K,) that `fit` returns for the other half."""
         half = np.arange(self.count) % 2 == 0
         result = np.empty((self.count, len(self.names)))
         for part in (half, ~half):
@@ -150,8 +150,8 @@ class LabelMeasures(TargetMeasures):
     """Metrics of several labels per image, in percent except for coverage.
 
     mAP is the mean over labels with a known image (macro), or of all decisions together (micro). `hamming` is the
-    share of wrong decisions. `coverage` is the mean number of labels, in the order of their scores, that include all
-    labels of an image.
+    fraction of wrong decisions. `coverage` is the mean number of top-ranked labels that it takes to include all labels
+    of an image (coverage error).
     """
 
     @cached_property

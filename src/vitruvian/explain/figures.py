@@ -289,7 +289,7 @@ def draw_figures(
         model: A ViT.
         images: Images for the attention distance; without any, the built-in digits.
         out: The output directory.
-        count: Number of images to average over, chosen at equal steps.
+        count: Number of images to average over, evenly spaced.
         device: Device of the model, as for `Classifier`.
         follow: Wraps the iterator over images to show progress.
 
@@ -327,6 +327,6 @@ def draw_figures(
 
 
 def spread(images: Sequence[ImageInput], count: int) -> list[ImageInput]:
-    """At most `count` of the images, at equal steps."""
+    """At most `count` of the images, evenly spaced."""
     size = min(count, len(images))
     return [images[index * len(images) // size] for index in range(size)]

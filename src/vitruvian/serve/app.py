@@ -132,7 +132,7 @@ def describe_access(app: FastAPI, access: AccessPolicy) -> None:
 
 def add_status_routes(app: FastAPI, service: Service, metrics: Metrics) -> None:
     def get(path: str, *statuses: int, tell: Callable[..., Json | Response]) -> None:
-        """A route that returns what `tell` returns; its status is 503 if that says that something is not ready."""
+        """A GET route that returns the result of `tell`, with status 503 if that has `ready` False."""
 
         async def endpoint(request: Request) -> Response:
             content = tell(**request.path_params)

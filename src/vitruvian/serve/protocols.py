@@ -128,7 +128,7 @@ async def embeddings(
     for index in range(len(values)):
         vector = embeddings[f"input.{index}"].float().cpu()
         if options.dimensions is not None and options.dimensions > len(vector):
-            raise Refused(422, f"dimensions: the vectors have {len(vector)} numbers")
+            raise Refused(422, f"dimensions: at most {len(vector)}, the length of this model's vectors")
         vector = torch.nn.functional.normalize(vector[: options.dimensions], dim=0)
         packed = base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode()
         results.append({"embedding": packed if options.encoding_format == "base64" else vector.tolist()})

@@ -183,7 +183,7 @@ def check_count(images: int, max_images: int) -> None:
 
 
 def add_fields(options: type[Options], fields: dict[str, Any], pairs: Pairs) -> None:
-    """Add pairs to the fields. Values of a list, such as `labels`, are added up; other fields occur once."""
+    """Add pairs to the fields. A list, such as `labels`, may be repeated and grows; other fields occur once."""
     for name, value in pairs:
         if name not in fields:
             fields[name] = value

@@ -34,7 +34,7 @@ Metric = Literal["top1", "fewshot"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyRow:
-    """One row of a study: what its models have in common."""
+    """One row of a study: the settings that its models share."""
 
     name: str
     recipe: str = ""  # empty: the study's

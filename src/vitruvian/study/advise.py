@@ -56,7 +56,7 @@ HEADINGS += ("license", "basis", "command")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One thing to do with the data."""
+    """One way to get a model for the data, with its expected accuracy and cost."""
 
     name: str
     model: str
@@ -88,7 +88,7 @@ class Advice(Record):
     findings: tuple[str, ...]  # of the doctor
     options: tuple[Option, ...]
     more_images: str  # what twice as many training images are expected to give
-    recommended: Option | None  # None if nothing ends in time
+    recommended: Option | None  # None if no option fits the time limit
     reason: str
     notes: list[str]
     seconds: float  # that the advice took
@@ -119,7 +119,7 @@ class ProbedWeights:
         return 100 - (100 - top1) * ratio ** -min(0.5, max(0.0, exponent))
 
     def interval(self, top1: float, unsure: float) -> Interval:
-        """Wilson's interval around errors that may be `unsure` times as many (and some if there are none) or as few."""
+        """Wilson's interval, widened for errors that may be up to `unsure` times more or fewer than expected."""
         count = self.report.test_images
         wrong = count * (1 - top1 / 100)
         low = count - min(count, wrong * unsure + unsure - 1)
@@ -264,16 +264,17 @@ def finetunings(
 
 
 def recommend(options: Sequence[Option], minutes: float) -> tuple[Option | None, str]:
-    """The best option that ends in time, or a quicker one that is expected to be nearly as good; and the reason."""
+    """The best option within the time limit, or a quicker one expected to be nearly as good; and the reason."""
     in_time = [option for option in options if option.minutes <= minutes]
     if not in_time:
-        return None, f"nothing ends in {minutes:g} minutes: give more time, or fewer images"
+        return None, f"no option fits in {minutes:g} minutes: give more time, or fewer images"
     best, later = (max(some, key=lambda option: option.top1) for some in (in_time, options))
     nearly = [option for option in in_time if option.top1 >= best.top1 - TOLERANCE]
     chosen = min(nearly, key=lambda option: (round(option.minutes), -option.top1))
-    reason = f"{chosen.name} of {short_name(chosen.model)}: the best that ends in {minutes:g} minutes"
+    rank = "the most accurate" if chosen is best else "nearly the most accurate"
+    reason = f"{chosen.name} of {short_name(chosen.model)}: {rank} within {minutes:g} minutes"
     if chosen is not best:
-        reason += f", but {best.name}, which takes {best.minutes:.1f} for {best.top1 - chosen.top1:.1f} points more"
+        reason += f"; {best.name} takes {best.minutes:.1f} minutes for {best.top1 - chosen.top1:.1f} points more"
     if later.top1 > best.top1 + TOLERANCE:
         reason += f"; {later.name} is expected to reach {later.top1:.1f}% in {later.minutes:.0f} minutes"
     return chosen, reason

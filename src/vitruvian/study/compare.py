@@ -192,7 +192,7 @@ def mcnemar(lost: int, gained: int) -> float:
 
 
 def settings_of(evaluation: Evaluation, run: Run | None) -> dict[str, str]:
-    """What is known about a model: its architecture, its input, and the recipe of its run."""
+    """The settings of a model: its architecture, its input, and the recipe of its run."""
     model = evaluation.classifier.model
     known: dict[str, Any] = {"input": getattr(model.meta.preprocess, "summary", str)()}
     if isinstance(model, Model):
@@ -207,13 +207,13 @@ def differing_settings(settings: Sequence[dict[str, str]]) -> dict[str, tuple[st
 
 
 def describe_pair(pair: PairedDifference, first: str) -> str:
-    """A difference in one line."""
+    """One line: the difference from the model `first`, its interval and p-value, and the images that differ."""
     low, high = pair.interval
-    verdict = "a difference that chance may explain" if low <= 0 <= high else "better" if low > 0 else "worse"
+    verdict = "not significant" if low <= 0 <= high else "better" if low > 0 else "worse"
     return (
         f"{pair.model} - {first}: {pair.difference:+.2f} points ({LEVEL:g}% interval {low:+.2f} to {high:+.2f}, "
-        f"McNemar p = {pair.p:.2g}), {verdict}; only it is right on {plural(pair.only_this, 'image')}, only {first} on "
-        f"{pair.only_first:,}"
+        f"McNemar p = {pair.p:.2g}), {verdict}; {plural(pair.only_this, 'image', 'is|are')} correct "
+        f"only for {pair.model}, {pair.only_first:,} only for {first}"
     )
 
 

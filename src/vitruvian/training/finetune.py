@@ -204,7 +204,7 @@ class Sweep:
 
     @property
     def chosen_lr(self) -> float | None:
-        """The best learning rate on the dev split (the first of equals); None before all have been tried."""
+        """The best learning rate on the dev split (ties: the first); None before all have been tried."""
         if not self.dev:
             return self.protocol.lrs[0]
         if any(trial.state not in ("done", "failed") for trial in self.dev):

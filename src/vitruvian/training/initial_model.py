@@ -74,7 +74,7 @@ def initial_model(
 
 
 def target_of(source: Source) -> Target:
-    """What a model learns from these images, with the mean and standard deviation of numbers."""
+    """The training target for these images, with the mean and standard deviation of numbers."""
     if source.targets is None:
         return Target()
     kind, levels = source.target, source.targets.levels

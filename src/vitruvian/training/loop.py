@@ -319,7 +319,7 @@ class Loop:
         self.batches.end_at(steps)
         if self.processes.is_main:
             write_run(run.folder, run.recipe.replace(steps=steps), run.facts | {"steps": steps})
-        notify(self.listeners, f"to end in time: {steps:,} steps instead of {before:,}")
+        notify(self.listeners, f"to meet the time limit: {steps:,} steps instead of {before:,}")
 
     def steps_in_time(self) -> int:
         """The number of steps that ends at the deadline, from the time of the steps so far."""

@@ -290,7 +290,7 @@ class Distilled(Labels):
         features = shared_features(encoder, source, processes, label="running the teacher")
         if features.unreadable:
             unreadable = brief([image.key for image in features.unreadable])
-            raise DataError(f"teacher_input='fixed' needs every image, and cannot read {unreadable}")
+            raise DataError(f"teacher_input='fixed' needs all images, but these cannot be read: {unreadable}")
         return torch.from_numpy(features.values)
 
     @torch.no_grad()

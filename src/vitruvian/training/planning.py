@@ -193,7 +193,7 @@ CHEAPER: tuple[dict[str, float], ...] = (
 
 
 def fit_minutes(data: object, recipe: Recipe, minutes: float, keys: Container[str] = ()) -> tuple[Recipe, list[str]]:
-    """The recipe with a number of steps, and perhaps frozen layers and smaller images, that ends in time.
+    """The recipe shortened to a time limit: fewer steps, and perhaps frozen layers and smaller images.
 
     The steps are never more than the recipe's own. Batches that need more memory than is free are split.
 
@@ -245,7 +245,7 @@ def fit_minutes(data: object, recipe: Recipe, minutes: float, keys: Container[st
     notes = [f"minutes={minutes:g}: {steps:,} steps ({steps / per_epoch:.3g} epochs), as measured here"]
     if option:
         size = f" and images of {changed.image_size} pixels" if changed.image_size != recipe.image_size else ""
-        notes.append(f"to end in time: freeze_layers={changed.freeze_layers:g}{size}")
+        notes.append(f"to meet the time limit: freeze_layers={changed.freeze_layers:g}{size}")
     if split != changed.grad_accum_steps:
         notes.append(f"grad_accum_steps={split}: a batch needs {format_bytes(measured.step_bytes)} of memory")
     return changed.replace(steps=steps, epochs=0, **lengths, grad_accum_steps=split), notes

@@ -185,7 +185,7 @@ def describe_result(evaluation: Line, validation: str) -> str:
 
 
 def model_card(model: Description, run: Run | None = None, **more: Any) -> str:
-    """What a model is, what it was trained on and what was measured, as Markdown with the Hub's metadata.
+    """The model card as Markdown with the Hub's metadata: architecture, training data and measured results.
 
     `more` has what the template card.md knows besides: `license`, `libraries`, `notes`, `report` and `repository`.
     """

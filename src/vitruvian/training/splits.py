@@ -350,7 +350,7 @@ def validation_loader(
 
 
 def subsample(source: Source, most: int) -> Source:
-    """The source, or `most` of its images at equal distances."""
+    """The source, or `most` of its images, evenly spaced."""
     if len(source) <= most:
         return source
     indices = np.linspace(0, len(source) - 1, most).astype("i8")

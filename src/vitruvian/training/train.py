@@ -293,7 +293,8 @@ def resume(
         if longer:
             if trainer.batches.total <= position.step:
                 done = f"{position.step:,} steps ({position.step / trainer.batches.per_epoch:g} epochs)"
-                raise TrainingError(f"the run has finished {done}", where=run.folder, hint="give more to train longer")
+                hint = "pass more epochs or steps to train longer"
+                raise TrainingError(f"the run has finished {done}", where=run.folder, hint=hint)
             splits.notes.append(f"continuing after {position.step:,} of now {trainer.batches.total:,} steps")
             position.worse = 0  # early stopping begins anew
             processes.on_main(lambda: reopen(run, recipe, trainer.batches.total, position.best_step))

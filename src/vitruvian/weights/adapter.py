@@ -61,7 +61,7 @@ class Adapter:
 
 
 def sample(weight: Tensor) -> list[float]:
-    """A few values at equal distances."""
+    """A few evenly spaced values."""
     flat = weight.detach().flatten()
     return [float(flat[index * (len(flat) - 1) // (SAMPLES - 1)]) for index in range(SAMPLES)]
 
@@ -110,7 +110,7 @@ def read_adapter(path: Path) -> Adapter:
 
 
 def block_and_part(name: str, where: Path) -> tuple[int, str]:
-    """The block and the part of it that a library calls `name`."""
+    """Block number and layer of a module, from the name that another library gives it."""
     match = re.fullmatch(r"(.*\.)?(?:blocks|layers?)\.(\d{1,4})\.(.+)", name)
     part = next((part for part, names in LAYER_NAMES.items() if match and re.fullmatch(names, match[3])), None)
     if match is None or part is None or "text" in (match[1] or ""):
@@ -119,7 +119,7 @@ def block_and_part(name: str, where: Path) -> tuple[int, str]:
 
 
 def make_update(name: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any], where: Path) -> Update:
-    """The update of a layer, whose scale may be that of a pattern of names."""
+    """The update of a layer; `alpha_pattern` in the config may replace `lora_alpha` for it."""
     a, b = tensors.get("lora_A"), tensors.get("lora_B")
     if a is None or b is None or a.dim() != 2 or b.dim() != 2 or len(a) != b.shape[1] or not len(a):
         raise CheckpointError(f"the matrices of {name!r} are missing or do not fit together", where=where)
@@ -138,9 +138,9 @@ def save_adapter(
 
     Args:
         model: A model with LoRA layers.
-        path: The folder; a former one is replaced.
+        path: The folder to write; an existing one is replaced.
         base: Name of the weights that were adapted.
-        tensors: The model's state, if the model itself has only a part of it.
+        tensors: The full state dict, if the model is sharded and holds only a part of it.
 
     Raises:
         ConversionError: The model has no LoRA layers.

@@ -267,7 +267,7 @@ def read_shards(index: Path) -> Checkpoint:
 
 
 def check_values(tensors: dict[str, Tensor], path: Path) -> None:
-    """Raise for tensors without values, and for a few values expanded until they fill the memory."""
+    """Raise for tensors without values, and for views that would expand a few values to fill the memory."""
     for name, tensor in tensors.items():
         if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
             kind = "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else str(tensor.layout)
@@ -276,7 +276,8 @@ def check_values(tensors: dict[str, Tensor], path: Path) -> None:
     unpacked = sum(4 * tensor.numel() for tensor in tensors.values())
     stored = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors.values()}
     if unpacked > max(MAX_FREE_BYTES, MAX_EXPANSION * sum(stored.values())):
-        raise CheckpointError(f"its tensors would take {unpacked / 2**30:.1f} GiB", where=path)
+        reason = f"its tensors would expand to {unpacked / 2**30:.1f} GiB, far more than the file stores"
+        raise CheckpointError(reason, where=path)
 
 
 MAX_COMMENT_BYTES = 65_535  # limit of a ZIP archive's comment

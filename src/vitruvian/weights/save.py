@@ -129,7 +129,7 @@ def write_folder(path: Path, tensors: Tensors, header: dict[str, Any], files: di
 
 
 def reader_notes(member: Family[Any], description: Description) -> Iterator[str]:
-    """Differences that other libraries have with these weights, because the file cannot state them."""
+    """Notes on what other libraries compute differently from these weights, since the file cannot state it."""
     config = description.config
     if isinstance(config, ResNetConfig):
         return

@@ -339,7 +339,7 @@ AGAIN = "repeat the cross-validation that wrote it"
 
 
 def check_predictions(scan: Scan, path: Path) -> Iterator[Finding]:
-    """Images that a model which has not seen them puts into another class, at least as surely as images of that class.
+    """Images that a model which was not trained on them confidently assigns to another class.
 
     A prediction contradicts a label if its probability is at least the mean that images of the predicted class have
     for their own label.

@@ -135,7 +135,7 @@ MOST_FILES = 2000  # number of held-out files, spread evenly, for which equal fi
 
 
 def equal_files(train: Source, held: Source, rows: list[int]) -> list[int] | None:
-    """Those of these rows of `held` whose file has the bytes of a training image; None if the images are not files.
+    """The given rows of `held` whose file is identical to a training image; None if the images are not files.
 
     Files are grouped by their size, and only those of equal size are read, so the cost is one look at each file's size.
     """

@@ -130,7 +130,7 @@ class HuggingFaceTower(HuggingFace):
         return settings | ({"projection_dim": config.representation_size} if config.representation_size else {})
 
     def json_files(self, config: ViTConfig, meta: ModelMeta) -> dict[str, Any]:
-        """Name the image processor of the model type, if it does the same."""
+        """Name the model type's own image processor, if it preprocesses like the general one."""
         processor = self.processor_preprocess(config, meta.preprocess)
         files = super().json_files(config, meta.replace(preprocess=processor))
         written = files.get("preprocessor_config.json")

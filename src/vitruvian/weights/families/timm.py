@@ -124,7 +124,7 @@ class Timm(Family[ViTConfig]):
         )
 
     def stated_settings(self, config: TimmConfig, tensors: Tensors, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Settings in `config.json` that the arrays determine too, without those that mean something else here."""
+        """Settings in `config.json` that can be checked against the arrays, under our names and with our meaning."""
         arguments = {"num_classes": config.num_classes} | config.model_args
         stated = {SHAPE_ARGUMENTS[name]: value for name, value in arguments.items() if name in SHAPE_ARGUMENTS}
         size, ratio = stated.get("patch_size"), stated.pop("mlp_dim", None)
@@ -230,8 +230,8 @@ def naflex_image_size(tensors: Tensors, checkpoint: Checkpoint, *, square: bool)
         return None
     if square and len(rows) != len(columns):
         raise CheckpointError(
-            f"{len(rows)} row positions and {len(columns)} column positions with pos_embed_ar_preserving, which timm's "
-            "code resizes even at their own grid; this is not supported"
+            f"pos_embed_ar_preserving is only supported for square grids, not {len(rows)}x{len(columns)}: timm's code "
+            "resamples other grids even at the trained size"
         )
     return len(rows) * side, len(columns) * side
 

@@ -484,7 +484,7 @@ def choose(config: ViTConfig, name: str = "", *, key_bias: bool = False) -> Timm
 
 
 def fit_arguments(arch: Architecture, config: ViTConfig, *, key_bias: bool) -> TimmChoice | list[str]:
-    """The arguments that turn an architecture into this model; or the settings in which it differs."""
+    """The arguments that turn an architecture into this model, or the differences that no argument can express."""
     theirs, ours = architecture_settings(arch.name), comparable_settings(config, arch)
     arguments, others, known = dict[str, Any](), list[str](), arguments_for(config, arch)
     fixed = STEM_SETTINGS if config.stem and config.stem.style == "mobile_clip" else ()
@@ -531,7 +531,7 @@ def architecture_settings(name: str) -> dict[str, Any]:
 
 
 def comparable_settings(config: ViTConfig, arch: Architecture) -> dict[str, Any]:
-    """Settings of a model without those that do not change it, or are written differently."""
+    """The settings to compare with an architecture's, in timm's terms, without those that make no difference here."""
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     for name in (*CHANGEABLE, "numerics", "trim"):
         del settings[name]
