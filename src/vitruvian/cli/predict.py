@@ -125,7 +125,7 @@ def predict(
     finish(failed, len(images))
 
 
-def number_row(result: vt.ImageResult, names: Iterable[str]) -> dict[str, object]:
+def number_row(result: "vt.ImageResult", names: Iterable[str]) -> dict[str, object]:
     """A row of a table with a column for each number and the ends of its interval."""
     row: dict[str, object] = {"path": result.path}
     for index, name in enumerate(names):
@@ -135,7 +135,7 @@ def number_row(result: vt.ImageResult, names: Iterable[str]) -> dict[str, object
     return row | {"error": result.error or None}
 
 
-def print_result(result: vt.ImageResult, as_json: bool) -> None:
+def print_result(result: "vt.ImageResult", as_json: bool) -> None:
     if as_json:
         print(json.dumps(result.to_json()), flush=True)
     elif result.error:
