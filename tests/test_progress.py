@@ -137,3 +137,12 @@ def test_what_is_waited_for_is_said_only_where_it_takes_long(monkeypatch, capsys
     with progress.waiting("the hub"):
         assert said.wait(60)
     assert capsys.readouterr().out == "the hub\n"
+
+
+def test_a_log_has_no_lines_about_what_is_waited_for(monkeypatch):
+    lines = []
+    monkeypatch.setattr(progress, "_status_log", lines.append)
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    with progress.waiting("the fastest engine"):
+        threading.Event().wait(0.2)
+    assert lines == []

@@ -67,10 +67,11 @@ def print_notes(notes: Iterable[str]) -> None:
 
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """Print `text` if the block takes long."""
+    """Print `text` if the block takes long, unless status lines go to a log: nobody waits for them there."""
     timer = threading.Timer(QUIET_SECONDS, print_status, [text])
     timer.daemon = True
-    timer.start()
+    if _status_log is None:
+        timer.start()
     try:
         yield
     finally:

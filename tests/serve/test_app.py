@@ -640,6 +640,24 @@ def test_the_fastest_engine_is_chosen_while_torch_serves(client_of, model, monke
     assert client.post("/predict", files=[file(photo())]).json() == before
 
 
+def test_models_choose_their_engines_one_after_the_other(client_of, model, monkeypatch):
+    active, most = [], []
+
+    def prepare(self: Classifier, pixels: torch.Tensor) -> None:
+        if self.engine == "auto":
+            self._forward = self.model  # no measurement in a test
+            active.append(self)
+            most.append(len(active))
+            threading.Event().wait(0.2)
+            active.remove(self)
+
+    monkeypatch.setattr(Classifier, "prepare", prepare)
+    client = client_of({"one": model, "two": tiny_vit(1)}, engine="auto", limits=ServiceLimits(batch_size=1))
+    for served in client.service.models.values():
+        served.switch.join(20)
+    assert most == [1] * 4
+
+
 def test_an_engine_with_other_probabilities_is_not_used(client_of, model, monkeypatch, caplog):
     def wrong(self: Classifier, pixels: torch.Tensor) -> None:
         if self.engine == "auto":

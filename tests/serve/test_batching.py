@@ -218,3 +218,20 @@ def test_every_batch_is_told_with_its_size_and_seconds(model):
     batcher.reserve(1).put(model.function, [1])[0].result(10)
     assert batcher.stop(10)
     assert told == [(1, True)]
+
+
+def test_all_batches_that_do_not_overlap_are_computed_in_one_thread(batcher):
+    model, threads = Model(max_parallel=2), []
+    function = BatchFunction(lambda values: threads.append(threading.get_ident()) or model.run(values), 1, 2)
+    model.gate.set()
+    for value in range(20):
+        assert batcher.reserve(1).put(function, [value])[0].result(10) == 2 * value
+    assert len(set(threads)) == 1
+    model.gate.clear()
+    futures = batcher.reserve(2).put(function, [1, 2])
+    assert any(len(threads) == 22 for _ in patience(10))  # the second in a thread of its own
+    model.gate.set()
+    assert [future.result(10) for future in futures] == [2, 4]
+    for value in range(20):
+        assert batcher.reserve(1).put(function, [value])[0].result(10) == 2 * value
+    assert len(set(threads[22:] + threads[:20])) == 1

@@ -4,6 +4,7 @@ import ipaddress
 import os
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,6 +26,7 @@ from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.errors import ConfigError, require
 
 if TYPE_CHECKING:
+    from vitruvian.engines.graph import Graph
     from vitruvian.model.build import Model
 
 KEY_VARIABLE = "VITRUVIAN_API_KEY"
@@ -77,18 +79,37 @@ def serve(
     for module in ("uvicorn", "fastapi", "httptools", "python_multipart", "prometheus_client"):
         require(module, "serve")
     import_torch()
-    from vitruvian.engines.graph import Graph
     from vitruvian.engines.torch_variant import torch_engine
-    from vitruvian.inference import Encoder
     from vitruvian.machine import choose_device
     from vitruvian.serve.app import serve as run
     from vitruvian.serve.batching import ServiceLimits
-    from vitruvian.weights.hub import BUNDLED, default_source
-    from vitruvian.weights.load import check_finite
 
     engine = torch_engine(engine, precision, compile, choose_device(device, engine))
     limits = ServiceLimits(batch_size=batch_size, queue=queue, max_bytes=int(max_mb * 1e6), max_seconds=max_seconds)
     load: Any = {"image_size": image_size, "num_heads": num_heads, "tome_r": tome_r}
+    with ThreadPoolExecutor(1) as loader:  # whose OpenMP workers end with it; see `serve.batching`
+        loaded = loader.submit(load_models, models, adapters, load, engine, device).result()
+    run(
+        loaded,
+        host=host,
+        port=port,
+        limits=limits,
+        engine=engine,
+        api_key=os.environ.get(KEY_VARIABLE, ""),
+        hosts=tuple(allow_host or ()),
+        on_start=lambda url: print(f"serving {url}", file=sys.stderr, flush=True),
+    )
+
+
+def load_models(
+    models: list[str] | None, adapters: list[str] | None, load: dict[str, Any], engine: str, device: str
+) -> dict[str, "Model | Graph"]:
+    """The models by name, those with an adapter last."""
+    from vitruvian.engines.graph import Graph
+    from vitruvian.inference import Encoder
+    from vitruvian.weights.hub import BUNDLED, default_source
+    from vitruvian.weights.load import check_finite
+
     loaded: dict[str, Model | Graph] = {}
     for name, weights in map(name_and_weights, models or [default_source()]):
         name = "in-package" if weights == str(BUNDLED) and not models else name
@@ -106,19 +127,10 @@ def serve(
         if name in loaded:
             raise ConfigError(f"two models are called {name!r}; name them with NAME=DIR", where="--adapter")
         merge = not encoder.engine.startswith("torch")  # other engines export a graph of each model
-        adapted = vt.with_adapter(base, folder, image_size=image_size, merge=merge).to(encoder.device)
+        adapted = vt.with_adapter(base, folder, image_size=load["image_size"], merge=merge).to(encoder.device)
         check_finite(adapted, folder)
         loaded[name] = adapted
-    run(
-        loaded,
-        host=host,
-        port=port,
-        limits=limits,
-        engine=engine,
-        api_key=os.environ.get(KEY_VARIABLE, ""),
-        hosts=tuple(allow_host or ()),
-        on_start=lambda url: print(f"serving {url}", file=sys.stderr, flush=True),
-    )
+    return loaded
 
 
 def name_and_weights(text: str) -> tuple[str, str]:

@@ -1,7 +1,9 @@
 """The limits of the service, and dynamic batching: threads take whatever images wait whenever the model is free.
 
 Two batches of one model may overlap, each with half of the accepted images: clients that were served together send
-their next image together, and the cores would be idle until then. A request reserves room for its images before any
+their next image together, and the cores would be idle until then. All others, and so all single images, are computed in
+one thread: OpenMP waits actively for the next operation only if no other thread has a team of workers, which makes a
+forward pass of one image up to twice as fast. A request reserves room for its images before any
 of them is decoded, so that requests beyond the limit are refused at once. Images of different requests share a batch.
 If a batch fails, its images are computed one by one, so that only the image at fault gets the error.
 """
@@ -24,7 +26,6 @@ R = TypeVar("R")
 Count = Annotated[int, Range(1, MAX_INT)]
 
 MAX_RETRY_SECONDS = 60
-THREADS = 2  # batches of one model that can overlap
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +61,7 @@ class BatchFunction(Generic[T, R]):
 
     run: Callable[[list[T]], Sequence[R]]  # from the values of a batch to one result for each, in the same order
     max_batch: int
-    max_parallel: int = 1  # overlapping batches, up to THREADS; it never overlaps with another function
+    max_parallel: int = 1  # overlapping batches, up to 2; they never overlap with another function
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +92,10 @@ class Batcher:
         self._open = True
         self._running: list[BatchFunction[Any, Any]] = []
         self._changed = threading.Condition()
-        self._threads = [threading.Thread(target=self._loop, name=f"batch-{name}", daemon=True) for _ in range(THREADS)]
+        self._threads = [
+            threading.Thread(target=self._loop, args=(helps,), name=f"batch-{name}", daemon=True)
+            for helps in (False, True)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -128,21 +132,24 @@ class Batcher:
             self.accepted -= images
             self._changed.notify_all()
 
-    def _loop(self) -> None:
-        while batch := self._take():
-            function = batch[0].function
-            self._run(batch)
+    def _loop(self, helps: bool) -> None:
+        """Compute batches; a thread that `helps` computes only those that overlap with another."""
+        while batch := self._take(helps):
+            if helps:  # in a thread whose team of workers ends with it
+                helper = threading.Thread(target=self._run, args=(batch,), daemon=True)
+                helper.start()
+                helper.join()
+                del helper
+            else:
+                self._run(batch)
             del batch  # do not keep the images while the thread waits
-            with self._changed:
-                self._running.remove(function)
-                self._changed.notify_all()
 
-    def _take(self) -> list[QueuedValue]:
+    def _take(self, helps: bool) -> list[QueuedValue]:
         """The next batch, of the oldest value's function; empty when the batcher has stopped."""
         with self._changed:
             while True:
                 self._waiting = deque(value for value in self._waiting if not value.future.cancelled())
-                if self._waiting and self._may_start(self._waiting[0].function):
+                if self._waiting and self._may_start(self._waiting[0].function) and (self._running or not helps):
                     break
                 if not self._open and not self.accepted:
                     return []
@@ -155,6 +162,7 @@ class Batcher:
                 (batch if value.function is function and len(batch) < size else remaining).append(value)
             self._waiting = remaining
             self._running.append(function)
+            self._changed.notify_all()  # another batch may overlap with this one
         return batch
 
     def _may_start(self, function: BatchFunction[Any, Any]) -> bool:
@@ -169,16 +177,19 @@ class Batcher:
         return min(function.max_batch, -(-self.accepted // function.max_parallel))
 
     def _run(self, batch: list[QueuedValue]) -> None:
+        function = batch[0].function
         batch = [value for value in batch if value.future.set_running_or_notify_cancel()]
-        if not batch:
-            return
         started = time.monotonic()
-        results = _results(batch[0].function, [queued.value for queued in batch])
+        results = _results(function, [queued.value for queued in batch]) if batch else []
         seconds = time.monotonic() - started
-        seconds_per_image = seconds / len(batch) / len(self._running)  # overlapping batches share the cores
-        self.seconds_per_image += 0.2 * (seconds_per_image - self.seconds_per_image)
-        self._on_batch(len(batch), seconds)
-        self._release(len(batch))  # before the results, so that a client can send its next image at once
+        if batch:
+            seconds_per_image = seconds / len(batch) / len(self._running)  # overlapping batches share the cores
+            self.seconds_per_image += 0.2 * (seconds_per_image - self.seconds_per_image)
+            self._on_batch(len(batch), seconds)
+        with self._changed:  # before the results, so that a client can send its next image at once
+            self._running.remove(function)
+            self.accepted -= len(batch)
+            self._changed.notify_all()
         for queued, result in zip(batch, results):
             if isinstance(result, Exception):
                 queued.future.set_exception(result)

@@ -31,6 +31,7 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/docs", "/openapi.json", "/v2/health/live", "/v2/health/ready"})
 TITLES = {499: "Client Closed Request"}  # of statuses that are in no standard
 MAX_HEADER_BYTES = 65_536  # of the request line and headers together, and between two chunks of a body
+PIECE_BYTES = 16_384  # given to the parser at a time: the end of a request resets the count
 DRAIN_SECONDS = 3.0  # how long the body of a refused request is read, so that its client reads the response
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -248,12 +249,16 @@ class LimitedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._bytes_since_body += len(data)
-        if self._in_headers and self._timer is None:
-            self._start_timer()
-        super().data_received(data)
-        if self._bytes_since_body > MAX_HEADER_BYTES:
-            self._refuse_headers()
+        for start in range(0, len(data), PIECE_BYTES):
+            piece = data[start : start + PIECE_BYTES]
+            self._bytes_since_body += len(piece)
+            if self._in_headers and self._timer is None:
+                self._start_timer()
+            super().data_received(piece)
+            if self._bytes_since_body > MAX_HEADER_BYTES:
+                self._refuse_headers()
+            if self.transport.is_closing():
+                return
 
     def on_headers_complete(self) -> None:
         self._stop_timer()

@@ -45,6 +45,7 @@ PARALLEL_BATCHES = 2  # the second fills the cores while the first ends and its 
 MAX_ENGINE_DIFFERENCE = 1e-4  # between the probabilities of torch and of another engine
 MAX_LABEL_SETS = 16  # cached zero-shot classifiers, one per set of labels
 VIT_FACTS = ["depth", "num_heads", "width", "stride", "grid", "prefix_tokens", "cls_token", "reg_tokens", "pool"]
+SWITCHING = threading.Lock()  # one model at a time measures engines: several would disturb each other and all requests
 log = logging.getLogger("vitruvian.serve")
 
 OnBatch = Callable[[str, int, float], None]  # called with the model's name, the images and the seconds of every batch
@@ -123,24 +124,25 @@ class ServedModel:
     def _switch_engine(self, max_batch: int) -> None:
         """Choose the fastest engine in the background, and use it if its features and probabilities are the same."""
         try:
-            pixels = self._test_image()
-            faster = self.kind(self.model, engine="auto")
-            faster.prepare(torch.stack([pixels] * max_batch))
-            faster.prepare(pixels[None])
-            for size in range(1, max_batch + 1):
-                features = faster.features(torch.stack([pixels] * size))
-            compared: dict[str, Tensor] = {}
-            if isinstance(faster, Classifier):
-                logits = self._logits([pixels])[0], faster.logits(pixels[None])[0]
-                before, after = (probabilities_of(self.model, x) for x in logits)
-                compared["probabilities"] = before - after
-            expected = self._features([pixels])[0]
-            compared["features"] = (expected - features[0]) / expected.abs().max().clamp(min=1.0)
-            for what, difference in compared.items():
-                largest = float(difference.abs().max())
-                if not largest <= MAX_ENGINE_DIFFERENCE:
-                    raise ConfigError(f"the {what} of the engine differ by {largest:.2g}", where=self.name)
-            self.encoder = faster
+            with SWITCHING:
+                pixels = self._test_image()
+                faster = self.kind(self.model, engine="auto")
+                faster.prepare(torch.stack([pixels] * max_batch))
+                faster.prepare(pixels[None])
+                for size in range(1, max_batch + 1):
+                    features = faster.features(torch.stack([pixels] * size))
+                compared: dict[str, Tensor] = {}
+                if isinstance(faster, Classifier):
+                    logits = self._logits([pixels])[0], faster.logits(pixels[None])[0]
+                    before, after = (probabilities_of(self.model, x) for x in logits)
+                    compared["probabilities"] = before - after
+                expected = self._features([pixels])[0]
+                compared["features"] = (expected - features[0]) / expected.abs().max().clamp(min=1.0)
+                for what, difference in compared.items():
+                    largest = float(difference.abs().max())
+                    if not largest <= MAX_ENGINE_DIFFERENCE:
+                        raise ConfigError(f"the {what} of the engine differ by {largest:.2g}", where=self.name)
+                self.encoder = faster
         except Exception as error:
             log.error("%s continues with torch: %s", self.name, error)
 
