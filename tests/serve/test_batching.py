@@ -129,20 +129,31 @@ def test_different_work_never_shares_a_batch_and_nothing_starves(batcher, model)
 
 def test_overlapping_batches_share_what_was_accepted(batcher):
     model = Model(max_parallel=2)
-    places = [batcher.reserve(1) for _ in range(7)]  # of seven clients, whose images are decoded one by one
-    futures = places[0].put(model.function, [0])
+    places = [batcher.reserve(2), *(batcher.reserve(1) for _ in range(6))]  # of clients whose images are decoded
+    futures = places[0].put(model.function, [0, 0])
     assert model.started.wait(10)
     for value in (1, 2, 3):
         futures += places[value].put(model.function, [value])
     time.sleep(0.05)
-    assert model.batches == [[0]]  # the cores are busy, and less than half of seven waits
+    assert model.batches == [[0, 0]]  # the cores are busy, and less than half of eight waits
     futures += places[4].put(model.function, [4])
     assert any(len(model.batches) == 2 for _ in patience(10))
     futures += places[5].put(model.function, [5]) + places[6].put(model.function, [6])
     time.sleep(0.05)
-    assert model.batches == [[0], [1, 2, 3, 4]]
+    assert model.batches == [[0, 0], [1, 2, 3, 4]]
     model.gate.set()
-    assert [f.result(10) for f in futures] == [0, 2, 4, 6, 8, 10, 12]
+    assert [f.result(10) for f in futures] == [0, 0, 2, 4, 6, 8, 10, 12]
+
+
+def test_a_single_image_has_all_cores(batcher):
+    model = Model(max_parallel=2)
+    futures = batcher.reserve(1).put(model.function, [0])
+    assert model.started.wait(10)
+    futures += batcher.reserve(4).put(model.function, [1, 2, 3, 4])
+    time.sleep(0.05)
+    assert model.batches == [[0]]
+    model.gate.set()
+    assert [future.result(10) for future in futures] == [0, 2, 4, 6, 8]
 
 
 def test_work_that_does_not_overlap_waits_until_the_model_is_free(batcher):
@@ -222,16 +233,16 @@ def test_every_batch_is_told_with_its_size_and_seconds(model):
 
 def test_all_batches_that_do_not_overlap_are_computed_in_one_thread(batcher):
     model, threads = Model(max_parallel=2), []
-    function = BatchFunction(lambda values: threads.append(threading.get_ident()) or model.run(values), 1, 2)
+    function = BatchFunction(lambda values: threads.append(threading.get_ident()) or model.run(values), 2, 2)
     model.gate.set()
     for value in range(20):
         assert batcher.reserve(1).put(function, [value])[0].result(10) == 2 * value
     assert len(set(threads)) == 1
     model.gate.clear()
-    futures = batcher.reserve(2).put(function, [1, 2])
+    futures = batcher.reserve(4).put(function, [1, 2, 3, 4])
     assert any(len(threads) == 22 for _ in patience(10))  # the second in a thread of its own
     model.gate.set()
-    assert [future.result(10) for future in futures] == [2, 4]
+    assert [future.result(10) for future in futures] == [2, 4, 6, 8]
     for value in range(20):
         assert batcher.reserve(1).put(function, [value])[0].result(10) == 2 * value
     assert len(set(threads[22:] + threads[:20])) == 1

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Annotated, Any, Generic, Self, TypeVar
 
 from vitruvian.config import DEFAULT_BATCH_SIZE
@@ -90,7 +91,7 @@ class Batcher:
         self._on_batch = on_batch
         self._waiting: deque[QueuedValue] = deque()
         self._open = True
-        self._running: list[BatchFunction[Any, Any]] = []
+        self._running: list[tuple[BatchFunction[Any, Any], int]] = []  # functions and images of the current batches
         self._changed = threading.Condition()
         self._threads = [
             threading.Thread(target=self._loop, args=(helps,), name=f"batch-{name}", daemon=True)
@@ -161,23 +162,27 @@ class Batcher:
             for value in self._waiting:
                 (batch if value.function is function and len(batch) < size else remaining).append(value)
             self._waiting = remaining
-            self._running.append(function)
+            self._running.append((function, len(batch)))
             self._changed.notify_all()  # another batch may overlap with this one
         return batch
 
     def _may_start(self, function: BatchFunction[Any, Any]) -> bool:
-        """Whether the model is free, or runs only this function and enough values for another batch wait."""
+        """Whether the model is free, or runs only this function and enough values for another batch wait.
+
+        All cores share a single image, so it does not overlap with others.
+        """
         if not self._running:
             return True
-        if len(self._running) >= function.max_parallel or any(running is not function for running in self._running):
+        size, is_apart = self._batch_size(function), lambda other, images: other is not function or images == 1
+        if size == 1 or len(self._running) >= function.max_parallel or any(starmap(is_apart, self._running)):
             return False
-        return sum(value.function is function for value in self._waiting) >= self._batch_size(function)
+        return sum(value.function is function for value in self._waiting) >= size
 
     def _batch_size(self, function: BatchFunction[Any, Any]) -> int:
         return min(function.max_batch, -(-self.accepted // function.max_parallel))
 
     def _run(self, batch: list[QueuedValue]) -> None:
-        function = batch[0].function
+        function, size = batch[0].function, len(batch)
         batch = [value for value in batch if value.future.set_running_or_notify_cancel()]
         started = time.monotonic()
         results = _results(function, [queued.value for queued in batch]) if batch else []
@@ -187,7 +192,7 @@ class Batcher:
             self.seconds_per_image += 0.2 * (seconds_per_image - self.seconds_per_image)
             self._on_batch(len(batch), seconds)
         with self._changed:  # before the results, so that a client can send its next image at once
-            self._running.remove(function)
+            self._running.remove((function, size))
             self.accepted -= len(batch)
             self._changed.notify_all()
         for queued, result in zip(batch, results):
