@@ -128,7 +128,7 @@ def test_the_floor_loads_no_torch():
 
 
 NAMES = (
-    "Certificate Classifier Explainer FeatureModel ImageResult Interrupted Listener LoraConfig MapSettings "
+    "Certificate Classifier Client Explainer FeatureModel ImageResult Interrupted Listener LoraConfig MapSettings "
     "ModelConfig ModelMeta Numerics Prediction Preprocess Recipe ResNet ResNetConfig Run StemConfig ViT ViTConfig "
     "ViT_B_16_Weights ViT_B_32_Weights ViT_H_14_Weights ViT_L_16_Weights ViT_L_32_Weights VitruvianError add_classes "
     "add_lora advise build compare convert create_model embed embed_images embed_texts evaluate export features "

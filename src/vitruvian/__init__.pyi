@@ -32,6 +32,7 @@ from .model.build import build as build
 from .model.lora import add_lora as add_lora
 from .model.resnet import ResNet as ResNet
 from .model.vit import ViT as ViT
+from .serve.client import Client as Client
 from .study.advise import advise as advise
 from .study.compare import compare as compare
 from .training import Listener as Listener
