@@ -596,7 +596,7 @@ class ModelMeta(Settings):
     set_threshold: Annotated[float, Range(0.0, 1.0)] = 0.0
     """Classes of at least this probability are in an image's set."""
     target: Target = SINGLE
-    """What is predicted: one class, several labels or numbers, with what was fitted for that."""
+    """The kind of output: one class, several labels or numbers, with fitted thresholds or intervals."""
     cascade: CascadeConfig | None = None
     """A cheaper first pass. `Classifier` runs it; calling the model does not."""
     source: str = ""

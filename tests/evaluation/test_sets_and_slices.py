@@ -138,7 +138,7 @@ def test_the_command_prints_slices_and_sets(tmp_path, photos):
     ran = CliRunner().invoke(app, [str(word) for word in words])
     assert ran.exit_code == 0, ran.output
     assert "worst: camera " in ran.output
-    assert "prediction sets for 90%, fitted on all 90 images, each measured without its tenth" in ran.output
+    assert "prediction sets for 90%, fitted on all 90 images, measured in ten folds" in ran.output
     assert "with this many images to fit on: 8" in ran.output  # 90 images: from 82.9 or so
 
 

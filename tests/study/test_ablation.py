@@ -135,7 +135,7 @@ def test_recipes_can_be_rows(tmp_path):
         ({"rows": ["Vit"]}, UnknownNameError, "ViT"),
         ({"rows": ["ViT", "ViT"]}, ConfigError, "the rows ViT, ViT must have different names"),
         ({"columns": ["few"]}, UnknownNameError, "there are 100, 300, 1000, all"),
-        ({"recipe": "study-vit"}, ConfigError, "the rows of data-size have recipes of their own"),
+        ({"recipe": "study-vit"}, ConfigError, "each row of data-size has its own recipe"),
         ({"columns": ["2000"]}, ConfigError, "has 1438 training images"),
     ],
 )

@@ -123,7 +123,7 @@ def test_what_there_is_no_time_for_is_predicted_with_its_basis(photos, weights, 
     monkeypatch.setattr(module, "FEATURE_SHARE", 1e-9)
     monkeypatch.setattr(module, "LEAST_IMAGES", 18)
     advice = vt.advise(photos, [weights])
-    assert "looked at 24 of 30 images, to end in 30 minutes" in advice.notes
+    assert "examined 24 of 30 images to stay within 30 minutes" in advice.notes
     assert not any(option.is_measured for option in advice.options)
     assert all("80% of the images and the learning curve" in option.basis for option in advice.options)
 

@@ -238,7 +238,7 @@ class Job:
         """One result per row of logits or features: its predictions or its vector; None if values are not finite."""
         if self.task == "predict":
             if self.classifier.model.meta.target.kind != "single":
-                raise ConfigError("parts are for one class per image", hint="write a table: --out all.csv")
+                raise ConfigError("a folder of parts is for one class per image", hint="write a table: --out all.csv")
             ranked = self.classifier.rank(values, self.result["top"])
             return [[prediction.to_json() for prediction in row] or None for row in ranked]
         with np.errstate(over="ignore"):  # infinity in float16 is reported below

@@ -81,7 +81,7 @@ def doctor(
         return
     if against or more:
         if not against or compared:
-            raise typer.BadParameter("--against TEST... takes further datasets, and --out, --json or --workers")
+            raise typer.BadParameter("--against TEST... allows only more datasets, --out, --json and --workers")
         compare_datasets(data, [*against, *(more or [])], out, as_json=as_json, workers=workers)
         return
     if model is not None and vectors is not None:
@@ -96,7 +96,7 @@ def doctor(
         raise typer.BadParameter("a .csv needs --drop, --apply or --against; the page is .html", param_hint="--out")
     dataset = open_dataset(data, target=target or "auto", accepts=KINDS)
     if dataset.target != "single" and review is not None:
-        raise typer.BadParameter("--review is for one class per image; --out page.html lists doubtful labels")
+        raise typer.BadParameter("--review supports only one class per image; --out page.html lists doubtful labels")
     values = None
     if model is not None:
         import_torch()

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 SHOWN_UNREADABLE = 5  # files to list on the terminal; a report lists more
 WORDNET_IDS = option("FILE", "WordNet ids of the model's outputs, one per line (for 21k models).")
 MAPPINGS = option("FOLDER", "ObjectNet's mappings [default: those beside its images].")
-CALIBRATED = option("FOLDER", "Save the model with what was fitted (temperature, sets, threshold) for vit predict.")
+CALIBRATED = option("FOLDER", "Save the model with the fitted temperature, prediction sets and threshold.")
 BY = option("COLUMN", "Accuracy per value of this column of the manifest, or of a regular expression on the path.")
 UNKNOWN = option("FOLDER", "Images of none of the classes: fit a threshold that rejects such images.")
-COVERAGE = option("SHARE", "Fit prediction sets that contain the label this often, such as 0.95.")
+COVERAGE = option("SHARE", "Fit prediction sets with this coverage of the true label, such as 0.95.")
 OUT_OF_FOLD = option("FILE", "With --folds: a .csv file for the linear probe's predictions, for `vit doctor`.")
 SHOWN_SLICES = 20
 SHOWN_DIFFERENCES = 10  # classes and images to list on the terminal

@@ -35,7 +35,7 @@ Folds = Annotated[int | None, option("K", "Cross-validate in K folds, without th
 ARCH = option("NAME", "Architecture to train from scratch, with random weights (`vit models`).", "--arch")
 AUTO_RESUME = flag("--auto-resume", "Resume the run in --out if there is one, else start it.", opt.ADVANCED)
 CLUSTER = option("'N x NAME'", "With --plan: estimate for other machines, such as '64 x A100'.", panel=opt.ADVANCED)
-SOUP = "Average the weights of the seeds, and with the starting weights; kept if better on the dev split."
+SOUP = "Model soup: average the seeds and the starting weights; kept if better on the dev split."
 RECIPE = option("NAME", "A recipe or a TOML file [default: the task's, or finetune-small].")
 
 
@@ -69,7 +69,7 @@ def train(
     minutes: Minutes = None,
     track: Trackers = None,
     more_classes: Annotated[
-        bool, flag("--add-classes", "Add the classes of DATA to the run --from, without training.")
+        bool, flag("--add-classes", "Add the classes of DATA to the model of --from RUN, without training.")
     ] = False,
     plan: Annotated[bool, flag("--plan", "Print what would run, with estimates of time and memory.")] = False,
     cluster: Annotated[str | None, CLUSTER] = None,
@@ -123,7 +123,7 @@ def train(
         raise typer.BadParameter("--out has no effect with --plan, which writes nothing")
     if more_classes:
         if weights is None or recipe or model or resume or auto_resume or plan or minutes or changes:
-            raise typer.BadParameter("--add-classes needs DATA and --from RUN, and takes only --out besides")
+            raise typer.BadParameter("--add-classes needs DATA and --from RUN, and can be combined only with --out")
         result = vt.add_classes(weights, data, out)
         names = textwrap.shorten(", ".join(result.added), 80)
         print(f"added {names}")
@@ -422,8 +422,8 @@ def vtab(models: Models, options: TransferOptions) -> None:
 def speed(
     models: Annotated[str, option("M,M,...", "Architectures (`vit models`) [default: small ones].")] = "",
     sizes: Annotated[str, option("N,N,...", "Input sizes in pixels.")] = "64,128,224,320",
-    batches: Annotated[str, option("N,N,...", "Batch sizes, of which the fastest counts.")] = "1,4,16",
-    memory: Annotated[float, option("GB", "Memory that the largest batch has to fit into.", min=0.001)] = 16.0,
+    batches: Annotated[str, option("N,N,...", "Batch sizes to try; the fastest is reported.")] = "1,4,16",
+    memory: Annotated[float, option("GB", "Memory limit for the largest batch.", min=0.001)] = 16.0,
     rounds: Annotated[int, option("N", "Measurements of each batch size.", min=1)] = 5,
     device: opt.Device = "auto",
     out: Annotated[Path, option("DIR", "Folder of the study.")] = Path("runs/study-speed"),

@@ -40,7 +40,7 @@ SAME_NUMBER = 0.01  # standard deviations by which two predicted numbers may dif
 ONE_SIDED = 1.645  # standard errors of a one-sided 95% confidence bound
 LOSS_NOTE = (
     "Maximum points lost: the larger of two estimates, one from the labels, one from the model's own probabilities for "
-    "changed predictions plus 1.645 standard errors. Measured on images that nothing was fitted on."
+    "changed predictions plus 1.645 standard errors. Measured on images that were not used for fitting."
 )
 
 

@@ -215,7 +215,7 @@ def optimize(
             path=str(path),
             max_loss=max_loss,
             batch_size=batch_size,
-            sample=f"{len(sample.pixels):,} images of {sample.name} that nothing was fitted on",
+            sample=f"{len(sample.pixels):,} images of {sample.name} that were not used for fitting",
             chosen=chosen,
             single=single,
             baseline=candidates[0],

@@ -255,7 +255,7 @@ Scores = NDArray[np.float64]  # (n,) larger for known images
 
 @dataclass(frozen=True, kw_only=True)
 class Rejection:
-    """A fitted threshold, measured on images that nothing was fitted on; numbers in percent."""
+    """A fitted threshold, measured on images that were not used for fitting; numbers in percent."""
 
     known: int  # images measured on
     unknown: int

@@ -5,7 +5,7 @@ its label (LAC: M. Sadinle et al., 2019), the smallest probability of its labels
 threshold is the k-th smallest score among n images that the model was not trained on, k = floor((1 - c)(n + 1)). A new
 image from the same distribution has at least that score with probability c or more, whatever the model is.
 
-This is the mean over all choices of the n images. For those at hand the probability differs from c by chance: it is
+This is the mean over all choices of the n images. For one choice the probability differs from c by chance: it is
 distributed as Beta(n + 1 - k, k) if no scores are equal, with a standard deviation of about sqrt(c (1 - c) / n).
 """
 
@@ -42,7 +42,7 @@ class ConformalSets:
     fitted_on: str
     count: int  # images that the sets were measured on
     coverage: float  # of these, the images whose set contains the truth
-    interval: Interval  # of the coverage, as far as these images tell
+    interval: Interval  # confidence interval of the coverage
     expected: Interval  # for new images: what the number of images to fit on allows
     mean_size: float | None  # classes in a set; None for numbers
     single: float | None  # images whose set has one class
@@ -124,7 +124,7 @@ def conformal_sets(
         promised=100 * coverage,
         thresholds=tuple(thresholds.tolist()),
         temperature=t,
-        fitted_on=fitted_on or f"all {count:,} images, each measured without its tenth",
+        fitted_on=fitted_on or f"all {count:,} images, measured in ten folds",
         count=count,
         coverage=100.0 * share,
         interval=wilson(share * count, count),

@@ -239,7 +239,7 @@ def choose_rows(kind: StudyKind, names: Sequence[str], recipe: str | None) -> li
         raise ConfigError(f"the rows {', '.join(names)} must have different names")
     if recipe and any(row.recipe for row in chosen):
         hint = f"give {argument('rows')} recipes instead"
-        reason = f"the rows of {kind.name} have recipes of their own, so that one cannot replace them"
+        reason = f"each row of {kind.name} has its own recipe, so one recipe cannot replace them all"
         raise ConfigError(reason, hint=hint)
     return chosen
 

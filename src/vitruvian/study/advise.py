@@ -159,14 +159,14 @@ def advise(
     cached = [] if models else sorted(hub.cached_names(), key=lambda name: name != RECOMMENDED)[:MOST_MODELS]
     names = [str(model) for model in models] or cached or [str(hub.BUNDLED)]
     notes = [*opened.notes, *([] if models else [f"no model given, using {', '.join(names)}"])]
-    notes += [f"{name} was trained on this data: too optimistic" for name in names if run_facts(name, opened.name)]
+    notes += [f"{name} was trained on this data: accuracy too high" for name in names if run_facts(name, opened.name)]
     encoders = [Encoder(name, engine="auto").with_task_preprocess(data, None) for name in names]
     speeds = [measure_speed(encoder, sources[0]) for encoder in encoders]
     total = sum(map(len, sources))
     share = FEATURE_SHARE * 60 * minutes / sum(total / speed for speed in speeds)
     parts = sources if share >= 1 else [subsample(part, max(LEAST_IMAGES, int(share * len(part)))) for part in sources]
     used = sum(map(len, parts))
-    notes += [f"looked at {used:,} of {total:,} images, to end in {minutes:g} minutes"] if used < total else []
+    notes += [f"examined {used:,} of {total:,} images to stay within {minutes:g} minutes"] if used < total else []
     dataset = Dataset(name=opened.name, splits=dict(zip(("train", "test", "val"), parts)), notes=opened.notes)
     candidates = [probe_weights(dataset, *pair, share=used / total) for pair in zip(encoders, speeds)]
     options = [option for candidate in candidates for option in cheap_options(candidate, parts[1], total)]

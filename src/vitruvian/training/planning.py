@@ -234,7 +234,7 @@ def fit_minutes(data: object, recipe: Recipe, minutes: float, keys: Container[st
             break
     if steps < 1:
         needed = format_duration(60 * minutes - left)
-        reason = f"{argument('minutes', minutes, 'g')} is too short: about {needed} pass without a step"
+        reason = f"{argument('minutes', minutes, 'g')} is too short: everything but the steps takes about {needed}"
         raise TrainingError(reason, hint="give more time, or fewer images (max_train_samples)")
     lengths = {"warmup": changed.warmup, "cooldown": changed.cooldown}
     lengths = {name: length / measured.steps for name, length in lengths.items() if length >= 1}  # the same fraction

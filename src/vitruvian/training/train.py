@@ -261,7 +261,7 @@ def resume(
     ref = DataRef.of(facts.get("data") if data is None else data)
     transforms, before = CustomTransforms(transform, train_transform), facts.get("transforms", [])
     if transforms.names != before:
-        names = ", ".join(f"{name}=" for name in before) or "no transform of yours"
+        names = ", ".join(f"{name}=" for name in before) or "no custom transform"
         raise TrainingError(f"the run started with {names}", where=run.folder, hint="pass the same to resume")
     transforms.check(recipe)
     if progress:

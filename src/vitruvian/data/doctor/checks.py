@@ -644,7 +644,7 @@ def check_targets(scan: Scan, groups: Sequence[Rows], table: TargetTable, vector
         none = int((values == 0).all(axis=1).sum())
         if none:
             text = f"{plural(none, 'image', 'has|have')} no label"
-            yield Finding("no-label", "warning", text, none, "all labels count as absent; check that this is meant")
+            yield Finding("no-label", "warning", text, none, "all labels count as absent; check that this is intended")
         yield from implied_labels(values, names)
     else:
         yield from far_values(scan, rows, values, names)
@@ -726,4 +726,4 @@ def doubtful_numbers(scan: Scan, rows: Rows, values: Values, near: Values, names
         )
         yield Finding("number", "warning", text, len(cells), "not proven: check the value and the image", examples)
     else:
-        yield Finding("numbers", "ok", "no value is unlike those of the nearest images")
+        yield Finding("numbers", "ok", "no value is far from those of the nearest images")
