@@ -83,7 +83,8 @@ def test_bench_prints_tables_and_draws(native, vit):
         assert row["processor"]
         assert str(native) not in str(row)
     assert vit("bench", "--model", native / "native", "--csv", "rows.txt").code == 2
-    assert vit("bench", "--model", native / "native", "--batches", "0").code == 2
+    for batches in ("0", "all", "65537"):
+        assert vit("bench", "--model", native / "native", "--batches", batches).code == 2
     assert vit("bench", "--model", native / "native", "--plot", "out.gif").code == 2
 
 

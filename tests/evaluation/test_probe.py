@@ -169,7 +169,7 @@ def test_a_page_of_one_probe_alone_is_whole(tmp_path):
 def test_shots_that_are_no_numbers_are_wrong_usage(weights, shots):
     ran = vit_probe("digits", "--model", weights, "--shots", shots)
     assert ran.exit_code == 2
-    assert "such as 1,5,10" in " ".join(ran.stderr.replace("│", " ").split())  # the box around the error wraps lines
+    assert "such as 1,5,all" in " ".join(ran.stderr.replace("│", " ").split())  # the box around the error wraps lines
 
 
 def test_data_that_is_not_there_is_an_error(weights):

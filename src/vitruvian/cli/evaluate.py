@@ -221,7 +221,7 @@ def probe(
         raise typer.BadParameter("--group-by and --folds need DATA and --model, not --vectors")
     if predictions is not None and (folds is None or "linear" not in split_names(only)):
         raise typer.BadParameter("--predictions needs --folds and the linear probe")
-    shot_counts = None if shots is None else parse_numbers(shots, "--shots", "1,5,10")
+    shot_counts = None if shots is None else parse_numbers(shots, "--shots", "1,5,all")
     probes: dict[str, Any] = {"only": split_names(only), "shots": shot_counts, "neighbors": neighbors}
     import_torch()
     from vitruvian.evaluation.report import probe_summary, probe_table, write_probe

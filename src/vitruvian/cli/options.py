@@ -236,11 +236,12 @@ def split_names(text: str) -> list[str]:
 
 
 def parse_numbers(text: str, option: str, example: str) -> list[int]:
-    """Parse positive integers such as `1000,4000,all`, where `all` is 0. An error names the option."""
-    words = re.split(r"\s*,\s*|\s+", text.strip())
-    if not all(word == "all" or (word.isdecimal() and int(word) > 0) for word in words):
+    """Parse integers from 1 to 65,536; if the example ends with `all`, that is 0. An error names the option."""
+    words, keyword = re.split(r"\s*,\s*|\s+", text.strip()), "|all" * example.endswith("all")
+    numbers = [0 if word == "all" else int(word) for word in words if re.fullmatch(rf"0*[1-9]\d{{0,4}}{keyword}", word)]
+    if len(numbers) < len(words) or max(numbers) > 2**16:
         raise typer.BadParameter(f"{text!r} is not a list of positive integers, such as {example}", param_hint=option)
-    return list(dict.fromkeys(0 if word == "all" else int(word) for word in words))
+    return list(dict.fromkeys(numbers))
 
 
 def note_replaced(destination: str | Path) -> None:
@@ -342,7 +343,9 @@ GROUPS = "Hold out whole groups: a manifest's column or a regular expression on 
 GroupBy = Annotated[str | None, option("COLUMN", GROUPS)]
 KINDS = "What to predict: single, multi, number or ordinal, also with columns: number:age [default: by the data]."
 TargetName = Annotated[str | None, option("KIND", KINDS)]
-Changes = Annotated[list[str] | None, option("KEY=VALUE", "Change a setting (see `vit train --settings`).", "--set")]
+Changes = Annotated[
+    list[str] | None, option("KEY=VALUE", "Change a setting (`vit train --settings`); repeatable.", "--set")
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from vitruvian.files import atomic_path, read_json, short_hash
 from vitruvian.text import natural_key
 
 Opened = TypeVar("Opened", bound="IndexedSource")
-FORMAT = 2  # version of the layout on disk; increment it to invalidate stored indexes
+FORMAT = 3  # version of the layout on disk; increment it to invalidate stored indexes
 STALE_SECONDS = 24 * 3600  # age at which files derived from an earlier state of the data are removed
 
 

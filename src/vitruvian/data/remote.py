@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from vitruvian.cache import cache_folder, file_lock
 from vitruvian.data.columns import Column, scratch_column
-from vitruvian.data.index import write_index
+from vitruvian.data.index import FORMAT, write_index
 from vitruvian.data.names import CLASS_FILES, expand_braces, parse_classes, split_of_file
 from vitruvian.data.order import Blocks, IndexArray
 from vitruvian.data.shards import NUMBERS, TarSource, open_shards, shard_entries
@@ -197,7 +197,8 @@ class ShardCache:
                 future.set_exception(error)
 
     def _fetch(self, url: str) -> TarSource:
-        target, name = self.folder / short_hash([url, remote_size(url), self.classes]), url.rpartition("/")[2]
+        name = url.rpartition("/")[2]
+        target = self.folder / short_hash([FORMAT, url, remote_size(url), self.classes])
         try:
             with file_lock(target.with_suffix(".lock")):  # other processes wait for this copy
                 if not target.is_dir():
