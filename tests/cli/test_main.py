@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -249,6 +250,12 @@ def test_every_command_and_option_has_help(vit, command):
         ),
         (["predict", "a.jpg", "--model", "m", "--image-size", "1x2x3"], "'1x2x3' is neither a side such as 384"),
         (["convert", "a", "b", "--to", "jax"], "Invalid value for '--to'"),
+        (["doctor", "digits", "--out", "cat.jpg"], "Invalid value for --out: 'cat.jpg' does not end in .html"),
+        (
+            ["doctor", "digits", "--review", "notes.csv"],
+            "--review: 'notes.csv' does not end in .html",
+        ),
+        (["similar", "a.jpg", "--in", "v", "--out", "cat.jpg"], "--out: 'cat.jpg' does not end in .html"),
         (["serve", "--allow-host", ""], "'' is not a host name such as photos.example.org"),
         (["serve", "--allow-host", "*"], "'*' is not a host name"),
         (["serve", "--allow-host", "http://photos.example.org:8000"], "without http:// and without a port"),
@@ -422,6 +429,14 @@ def test_a_setting_that_contradicts_itself_is_one_line(vit, arguments, code, tex
     found = vit(*arguments)
     assert (found.code, found.out) == (code, "")
     assert text in found.err
+
+
+def test_a_wrong_setting_is_reported_before_the_default_weights_are_downloaded(vit, photos, monkeypatch):
+    monkeypatch.setattr("vitruvian.weights.hub.default_source", lambda _: pytest.fail("downloaded"))
+    for name in ("cat", "dog"):
+        shutil.copytree(photos, photos.parent / "sorted" / name)
+    code, _, err = vit("train", photos.parent / "sorted", "--set", "epoch=1")
+    assert (code, err) == (1, "error: unknown setting 'epoch'; did you mean epochs?\n")
 
 
 @pytest.mark.parametrize("command", [["train", "nowhere", "--from", "w"], ["train", "nowhere", "--recipe", "cifar10"]])

@@ -59,10 +59,8 @@ def bench(
     With --precision or --compile, torch is measured both with and without them.
     """
     counts = parse_numbers(batches, "--batches", "1,16")
-    if plot is not None and plot.suffix.lower() != ".png":
-        raise typer.BadParameter(f"{str(plot)!r} does not end in .png", param_hint="--plot")
-    if csv is not None and csv.suffix.lower() != ".csv":
-        raise typer.BadParameter(f"{str(csv)!r} does not end in .csv", param_hint="--csv")
+    opt.check_suffix(plot, ".png", "--plot")
+    opt.check_suffix(csv, ".csv", "--csv")
     import_torch()
     from vitruvian.engines.bench import bench as run_bench
     from vitruvian.files import atomic_path, open_table

@@ -12,6 +12,7 @@ from vitruvian.cli.options import (
     LoadOptions,
     Readers,
     TargetName,
+    check_suffix,
     expand_options,
     flag,
     import_torch,
@@ -94,6 +95,9 @@ def doctor(
         check_manifest(data, out)  # before all images are read
     elif out is not None and out.suffix.lower() == ".csv":
         raise typer.BadParameter("a .csv needs --drop, --apply or --against; the page is .html", param_hint="--out")
+    else:
+        check_suffix(out, ".html", "--out")
+    check_suffix(review, ".html", "--review")
     dataset = open_dataset(data, target=target or "auto", accepts=KINDS)
     if dataset.target != "single" and review is not None:
         raise typer.BadParameter("--review supports only one class per image; --out page.html lists doubtful labels")
@@ -189,7 +193,7 @@ def pack(
 
 
 def datasets(
-    name: Annotated[str, typer.Argument(help="A task or part of a name, such as pets or vtab.")] = "",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A task or part of a name, such as pets or vtab.")] = "",
     data_root: DataRoot = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object per task (JSON Lines).")] = False,
 ) -> None:

@@ -22,13 +22,14 @@ AUGREG_TERMS = option("TERMS", 'List AugReg checkpoints with all terms, such as 
 SHOWN = 20
 NUM_CLASSES = option("N", "Replace the head by a zero-initialized one; 0 removes it.", min=0)
 CONFIG = option("NAME", "Architecture of SRC, such as ViT-B/16, if it is a bare state dict.")
+PATTERN = typer.Argument(metavar="PATTERN", help="Part of a name, such as B/16, augreg or dinov2.")
 DESTINATION = typer.Argument(metavar="DST", help="An .onnx file, a folder for openvino, or a .pt2 file for torch.")
 BATCH_SIZE = option("N", "Fixed batch size [default: dynamic].", "--batch-size", min=1, max=65_536)
 DYNAMIC_SIZE = flag("--dynamic-size", "Accept any image size; the graph resizes the position embedding.")
 
 
 def models(
-    pattern: Annotated[str, typer.Argument(help="Part of a name, such as B/16, augreg or dinov2.")] = "",
+    pattern: Annotated[str, PATTERN] = "",
     augreg: Annotated[str | None, AUGREG_TERMS] = None,
     index: Annotated[str | None, option("FILE", "The index.csv of the AugReg release [default: in the cache].")] = None,
     license: Annotated[str, option("NAME", "Only weights under this license: apache-2.0, mit ..., or unknown.")] = "",

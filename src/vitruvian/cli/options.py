@@ -244,6 +244,12 @@ def parse_numbers(text: str, option: str, example: str) -> list[int]:
     return list(dict.fromkeys(numbers))
 
 
+def check_suffix(path: Path | None, suffix: str, option: str) -> None:
+    """Refuse a file name that does not end in `suffix`: a page in place of a photo would destroy the photo."""
+    if path is not None and path.suffix.lower() != suffix:
+        raise typer.BadParameter(f"{str(path)!r} does not end in {suffix}", param_hint=option)
+
+
 def note_replaced(destination: str | Path) -> None:
     """Print what a command will overwrite, while it can still be stopped."""
     path = Path(destination).expanduser()

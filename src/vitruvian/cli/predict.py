@@ -239,7 +239,7 @@ def finish_job(out: str, merged: Path | None, wrote: str, *, as_json: bool) -> i
 def similar(
     where: Annotated[str, option("FOLDER", "Vectors of `vit embed`: a folder or a URL.", "--in")],
     options: opt.LoadOptions,
-    images: Annotated[list[str] | None, typer.Argument(metavar="[IMAGES]", help="Images to search for.")] = None,
+    images: Annotated[list[str] | None, typer.Argument(metavar="IMAGES", help="Images to search for.")] = None,
     text: Annotated[list[str] | None, TEXT] = None,
     top: Annotated[int, option("N", "Number of neighbors per image.", min=1, max=10_000)] = 20,
     model: Annotated[str | None, option("MODEL", "Model of the vectors, if it has moved.", "--model", "-m")] = None,
@@ -254,6 +254,7 @@ def similar(
     images, texts = images or [], text or []
     if not images and not texts:
         raise typer.BadParameter("nothing to search for: give an image or --text")
+    opt.check_suffix(out, ".html", "--out")
     import_torch()
     from vitruvian.bulk.similar import VectorSearch, write_neighbors
 

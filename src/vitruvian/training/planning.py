@@ -80,6 +80,7 @@ def choose_recipe(
         elif not weights and ref.open(target_in(settings)).name.lower().startswith("cifar"):
             recipe = "cifar10"
         if recipe == "photos" and not weights:
+            change_recipe(read_recipe(recipe).replace(weights="default"), settings)  # raises before a download
             weights = hub.default_source("weights")
     chosen = recipe if isinstance(recipe, Recipe) else read_recipe(recipe)
     if model:
