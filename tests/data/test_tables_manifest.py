@@ -134,7 +134,7 @@ def test_an_index_of_an_earlier_state_is_removed_after_a_day(tmp_path, cache):
         ("path,label\n,a\n", "line 2: no path"),
         ("path,label,weight\nimages/0.png,a,heavy\n", "line 2: the weight 'heavy' is not a non-negative number"),
         ("path,label,weight\nimages/0.png,a,-1\n", "line 2: the weight '-1' is not a non-negative number"),
-        ("path,label\nimages/0.png,a\n", "all 1 images are of one class, 'a'"),
+        ("path,label\nimages/0.png,a\n", "its only image is of one class, 'a'"),
         ("path,label\nno/0.png,a\nno/1.png,b\n", "none of its first 2 images exists, such as no/0.png"),
     ],
 )

@@ -334,6 +334,19 @@ def test_a_rate_whose_last_step_spoils_the_weights_is_left_out(weights, tmp_path
     assert "the weights after step 1 give NaN or infinite outputs" in sweep.to_json()["trials"][1]["why"]
 
 
+def test_a_split_that_a_run_does_not_use_is_noted(tmp_path):
+    from PIL import Image
+
+    data = tmp_path / "data.csv"
+    for index in range(6):
+        Image.new("RGB", (8, 8), (40 * index, 0, 0)).save(tmp_path / f"{index}.png")
+    splits = ["train", "train", "train", "train", "validaton", "validaton"]
+    rows = [f"{index}.png,{'ab'[index % 2]},{split}" for index, split in enumerate(splits)]
+    data.write_text("\n".join(["path,label,split", *rows]))
+    notes = split_data(data, read_recipe("finetune-small")).notes
+    assert notes == ["not used: the split 'validaton' (2 images); the splits of a run are train, val and test"]
+
+
 def test_a_class_that_only_the_measured_split_has_is_noted(tmp_path):
     data = folders(tmp_path / "data", {"train": 20, "test": 5})
     (data / "test" / "light").rename(data / "test" / "unheard")

@@ -70,6 +70,12 @@ def test_a_missing_index_or_term_is_one_line(index, tmp_path, monkeypatch):
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(FileError, match="not the index of the AugReg checkpoints: no column 'name'"):
         find_augreg("S/16", tmp_path / "other.csv")
+    (tmp_path / "page.csv").write_bytes(b"\xff\xd8\xff\xe0 not text")
+    with pytest.raises(FileError, match=r"page\.csv: not UTF-8 text: byte 0xff at 0"):
+        find_augreg("S/16", tmp_path / "page.csv")
+    (tmp_path / "cut.csv").write_bytes(index.read_bytes().rstrip()[:-40])
+    with pytest.raises(FileError, match=r"cut\.csv: line 6 is incomplete; download the index again"):
+        find_augreg("S/16", tmp_path / "cut.csv")
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "empty"))
     with pytest.raises(HubError) as raised:
         find_augreg("S/16")

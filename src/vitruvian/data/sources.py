@@ -218,7 +218,8 @@ def make_dataset(
     dataset = Dataset(name=name, splits=splits, notes=tuple(notes), divided=divided, target=target, columns=columns)
     if len(dataset.classes) < 2 and target == "single":
         total = sum(map(len, filled.values()))
-        reason = f"all {total} images are of one class, {dataset.classes[0]!r}; at least two classes are needed"
+        subject = "its only image is" if total == 1 else f"all {total} images are"
+        reason = f"{subject} of one class, {dataset.classes[0]!r}; at least two classes are needed"
         raise DataError(reason, where=name)
     return dataset
 

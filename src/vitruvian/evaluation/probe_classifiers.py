@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitruvian.errors import ConfigError, DataError, argument
 from vitruvian.evaluation.target_metrics import SortedScores
+from vitruvian.text import plural
 
 # n images to train on, m others, F features, K classes
 
@@ -138,7 +139,7 @@ def possible_shots(labels: Labels, classes: Sequence[str], requested: Sequence[i
     possible = [count for count in shots if count <= counts[least]]
     if len(possible) == len(shots):
         return shots, ""
-    what = f"class {classes[least]!r} has {counts[least]} training images"
+    what = f"class {classes[least]!r} has {plural(int(counts[least]), 'training image')}"
     if requested is not None:
         advice = f"use at most {counts[least]} shots" if counts[least] else "add some, or remove the class"
         raise DataError(f"{what}, {shots[-1]} shots need {shots[-1]}", hint=advice)

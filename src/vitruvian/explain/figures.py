@@ -30,6 +30,7 @@ from vitruvian.report.chart import Chart, Line
 from vitruvian.report.color import INK, PAPER, SOFT, Rgb, apply_color_map, color_bar
 from vitruvian.report.html import embed_image, render, write_image
 from vitruvian.settings import Size
+from vitruvian.text import plural
 
 # B images, R rows and C columns of patches, P = R * C, T tokens before them, N = T + P, H heads, L layers
 # D filters of S x S pixels
@@ -198,7 +199,7 @@ def positions_figure(vit: ViT) -> Figure:
     return Figure(name=name, title=title, note=note, image=image, arrays={"similarity": similarity})
 
 
-def distance_figure(vit: ViT, batches: Iterable[Tensor], images: str) -> Figure:
+def distance_figure(vit: ViT, batches: Iterable[Tensor], image: str) -> Figure:
     """One dot per head, and a line through the means of the layers."""
     count = 0
 
@@ -211,7 +212,7 @@ def distance_figure(vit: ViT, batches: Iterable[Tensor], images: str) -> Figure:
     distance = attention_distance(vit, count_images()).numpy()
     note = (
         f"A dot for each head: the distance from a query patch to the patches it attends to, weighted by attention, "
-        f"averaged over {count:,} {images}. The line joins the means of the layers."
+        f"averaged over {plural(count, image)}. The line joins the means of the layers."
     )
     heads = [(float(layer), float(value)) for layer, values in enumerate(distance) for value in values]
     means = [(float(layer), float(values.mean())) for layer, values in enumerate(distance)]
@@ -298,7 +299,7 @@ def draw_figures(
     """
     vit = require_vit(model)
     encoder = Encoder(vit, device=device)
-    source, digits = "images" if images else "built-in digits", DigitsSource()
+    source, digits = "image" if images else "built-in digit", DigitsSource()
     chosen = spread(images, count) if images else [digits.read(n) for n in range(min(count, len(digits)))]
     contexts: list[dict[str, Any]] = []
     unreadable: list[str] = []

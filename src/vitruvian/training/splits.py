@@ -17,6 +17,7 @@ from vitruvian.data.columns import read_chunks
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.groups import assign_folds, divide, hold_out_groups
 from vitruvian.data.loader import Batch, Loader
+from vitruvian.data.names import SPLITS
 from vitruvian.data.sources import ClassSubset, Dataset, Source, all_but_test, first_samples, take
 from vitruvian.data.transform import Transform, as_transform
 from vitruvian.data.workers import unguarded_script
@@ -28,6 +29,7 @@ from vitruvian.inference import Encoder
 from vitruvian.progress import no_tracking, track
 from vitruvian.settings import Size
 from vitruvian.targets import KINDS
+from vitruvian.text import plural
 from vitruvian.training.distributed import Processes
 from vitruvian.training.recipe import OTHER_CLASSES, Recipe
 from vitruvian.training.run_folder import absolute_data
@@ -127,6 +129,9 @@ def split_data(data: object, recipe: Recipe) -> Splits:
         share, seed = recipe.val_fraction, recipe.split_seed
         train, validation, validation_is = hold_out_groups(dataset.train, share, seed, recipe.group_by)
     notes = list(dataset.notes)
+    for split in (split for split in dataset.splits if split not in SPLITS):
+        images = plural(len(dataset.splits[split]), "image")
+        notes.append(f"not used: the split {split!r} ({images}); the splits of a run are train, val and test")
     fewshot: tuple[Source, ...] = ()
     if recipe.eval_fewshot not in ("", OTHER_CLASSES):
         fewshot = tuple(probe_sources(open_dataset(recipe.eval_fewshot))[0][:2])

@@ -38,7 +38,7 @@ from vitruvian.errors import (
     nearest,
     require,
 )
-from vitruvian.files import digest, read_object, sync, write_json
+from vitruvian.files import digest, read_object, read_text, sync, write_json
 from vitruvian.progress import Progress, print_status, waiting
 from vitruvian.text import describe_error
 from vitruvian.weights.checkpoint_files import GRAPH_ENDINGS, SETTING_FILES, WEIGHT_FILES
@@ -485,11 +485,12 @@ def find_augreg(terms: str, index: str | Path | None = None) -> list[dict[str, A
     if not path.is_file():
         hint = f"download {catalog.web_address(AUGREG_INDEX)} and put it there, or pass its path with --index"
         raise HubError("the index of the AugReg checkpoints is not here", where=path, hint=hint)
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if missing := [column for column in AUGREG_COLUMNS if column not in (reader.fieldnames or ())]:
-            raise FileError(f"not the index of the AugReg checkpoints: no column {missing[0]!r}", where=path)
-        rows: list[dict[str, Any]] = list(reader)
+    reader = csv.DictReader(read_text(path).splitlines())
+    if missing := [column for column in AUGREG_COLUMNS if column not in (reader.fieldnames or ())]:
+        raise FileError(f"not the index of the AugReg checkpoints: no column {missing[0]!r}", where=path)
+    rows: list[dict[str, Any]] = list(reader)
+    if cut := [line for line, row in enumerate(rows, 2) if None in row.values()]:
+        raise FileError(f"line {cut[0]} is incomplete; download the index again", where=path)
     words = [AUGREG_DATASETS.get(term, term) for term in (part.strip().lower() for part in terms.split(",")) if term]
     for word in words:
         rows = [row for row in rows if word in words_of(row)]
