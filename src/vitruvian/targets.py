@@ -144,7 +144,8 @@ def parse_target(text: str) -> TargetSpec:
     if kind != "auto" and kind not in KINDS:
         raise UnknownNameError("target", kind, ["auto", *KINDS], see=f"(there are auto, {', '.join(KINDS)})")
     if colon and (not columns or kind not in ("multi", "number")):
-        raise DataError(f"{argument('target', text)} names no columns", hint="write multi:cat,dog or number:age")
+        problem = "has columns, which only multi and number take" if columns else "names no columns"
+        raise DataError(f"{argument('target', text)} {problem}", hint="write multi:cat,dog or number:age")
     return TargetSpec(kind, columns)
 
 
@@ -200,9 +201,10 @@ def parse_numbers(labels: Sequence[str], columns: tuple[str, ...] | None) -> Tar
                 row[column] = float(cell) if cell else np.nan
             except ValueError:
                 row[column] = np.inf
-            if cell and not np.isfinite(np.float32(row[column])):
-                what = f"in the column {short_repr(columns[column])} " if columns is not None else "as a label "
-                raise DataError(f"{short_repr(cell)} {what}is not a finite number", hint="leave unknown values empty")
+            if cell and not abs(row[column]) <= float(np.finfo(np.float32).max):
+                what = f"in the column {short_repr(columns[column])}" if columns is not None else "as a label"
+                problem = "too large for float32" if np.isfinite(row[column]) else "not a finite number"
+                raise DataError(f"{short_repr(cell)} {what} is {problem}", hint="leave unknown values empty")
         rows.append(row)
     table = make_table("number", names, rows)
     known = ~np.isnan(table.values)

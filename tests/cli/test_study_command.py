@@ -37,7 +37,7 @@ def test_commands_and_their_options_are_these():
         (["table5", "--models", "./nothing", "--tasks", "pets"], 1, "error: nothing: no such file or folder"),
         (["data-size", "digits", "--columns", "1e3"], 1, "unknown column '1e3'"),
         (["data-size", "digits", "--columns", "9999999"], 1, "max_train_samples=9999999: "),
-        (["speed", "--sizes", "1e3"], 2, "for --sizes: '1e3' is not a list of positive integers"),
+        (["speed", "--sizes", "1e3"], 2, "for --sizes: '1e3' is not a list of integers from 1 to 65,536"),
         (["speed", "--models", "ViT-Q/16"], 1, "ViT-Q/16"),
         (["head", "digits", "--recipe", "paper-jft-b"], 1, "set eval_fewshot to the data"),
         (["data-size", "./nowhere"], 1, "error: "),

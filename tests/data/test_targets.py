@@ -132,6 +132,7 @@ def test_lists_of_class_labels_of_hugging_face_are_several_labels(images, form):
     ("text", "target", "message"),
     [
         ("path,age\n0.png,nan\n", "number:age", "list.csv: 'nan' in the column 'age' is not a finite number; leave"),
+        ("path,age\n0.png,1e308\n", "number:age", "list.csv: '1e308' in the column 'age' is too large for float32"),
         ("path,age\n0.png,1e999\n", "number:age", "'1e999' in the column 'age' is not a finite number"),
         ("path,age\n0.png,old\n", "number:age", "'old' in the column 'age' is not a finite number"),
         ('path,age\n0.png,"1,5"\n', "number:age", "line 2: '1,5' in the column 'age' is not a number with a decimal"),
@@ -140,7 +141,8 @@ def test_lists_of_class_labels_of_hugging_face_are_several_labels(images, form):
         ("path,a,b\n0.png,1,0\n1.png,2,0\n", "auto", "the value '2' in the column 'a' .* is not 0, 1 or empty; for"),
         ("path,a,b\n0.png,,\n", "multi", "a manifest without rows; expected path, a, b"),
         ("path,label\n0.png,;\n1.png,\n", "multi", "list.csv: no image has a label"),
-        ("path,label\n0.png,a\n1.png,b\n", "ordinal:label", "target='ordinal:label' names no columns"),
+        ("path,label\n0.png,a\n1.png,b\n", "ordinal:label", "target='ordinal:label' has columns, which only"),
+        ("path,label\n0.png,a\n1.png,b\n", "number:", "target='number:' names no columns"),
         ("path,label\n0.png,a\n1.png,b\n", "numbers", "unknown target 'numbers'"),
         ("path,labels\n0.png,a\n", "number", "'a' as a label is not a finite number"),
     ],

@@ -240,7 +240,8 @@ def parse_numbers(text: str, option: str, example: str) -> list[int]:
     words, keyword = re.split(r"\s*,\s*|\s+", text.strip()), "|all" * example.endswith("all")
     numbers = [0 if word == "all" else int(word) for word in words if re.fullmatch(rf"0*[1-9]\d{{0,4}}{keyword}", word)]
     if len(numbers) < len(words) or max(numbers) > 2**16:
-        raise typer.BadParameter(f"{text!r} is not a list of positive integers, such as {example}", param_hint=option)
+        reason = f"{text!r} is not a list of integers from 1 to 65,536, such as {example}"
+        raise typer.BadParameter(reason, param_hint=option)
     return list(dict.fromkeys(numbers))
 
 
