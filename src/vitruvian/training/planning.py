@@ -32,7 +32,7 @@ from vitruvian.errors import ConfigError, DataError, ImageError, TrainingError, 
 from vitruvian.machine import free_megabytes
 from vitruvian.report.html import render
 from vitruvian.settings import check_range
-from vitruvian.text import format_bytes, format_duration, package_table
+from vitruvian.text import format_bytes, format_duration, package_table, plural
 from vitruvian.training.distributed import process_group
 from vitruvian.training.initial_model import HEAD_IMAGES, config_of, model_for, scale_size, target_of, without_shape
 from vitruvian.training.loop import Trainer
@@ -267,7 +267,7 @@ def extra_copies(recipe: Recipe) -> int:
 
 def plan_lines(plan: TrainingPlan) -> list[str]:
     """The plan for printing, one line per fact."""
-    formats = {"bytes": format_bytes, "duration": format_duration}
+    formats = {"bytes": format_bytes, "duration": format_duration, "plural": plural}
     text = render("plan.txt", plan=plan, recipe=plan.recipe, work=multiply_adds(plan.config), **formats)
     return str(text).splitlines()
 

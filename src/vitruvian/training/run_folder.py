@@ -33,7 +33,7 @@ from vitruvian.files import digest, is_unfinished, read_object, write_json, writ
 from vitruvian.machine import processor_name
 from vitruvian.model.build import Model
 from vitruvian.report.html import render
-from vitruvian.text import describe_error, format_duration
+from vitruvian.text import describe_error, format_duration, plural
 from vitruvian.training.journal import METRICS_FILE, Line, read_journal
 from vitruvian.training.recipe import Recipe, read_recipe, to_toml
 from vitruvian.weights.description import Description, fingerprint
@@ -174,14 +174,16 @@ class Run:
 def describe_result(evaluation: Line, validation: str) -> str:
     """The accuracy with its interval and what it was measured on."""
     name, text = headline(evaluation)
+    images = f"{plural(evaluation['count'], 'image')} ({validation})"
     if name != "top1":
         ends = (evaluation.get(f"{name}_low"), evaluation.get(f"{name}_high"))
-        interval = "" if None in ends else " (95% confidence interval {:.4g} to {:.4g})".format(*ends)
-        return f"{text}{interval} on {evaluation['count']} images ({validation})"
+        unknown = None in ends or evaluation["count"] < 2  # resampling a single image shows no variation
+        interval = "" if unknown else " (95% confidence interval {:.4g} to {:.4g})".format(*ends)
+        return f"{text}{interval} on {images}"
     low, high = wilson(evaluation["top1"] / 100 * evaluation["count"], evaluation["count"])
     interval = f"95% confidence interval {low:.1f} to {high:.1f}%"
     what = f"{evaluation['patches']} masked patches in " if "patches" in evaluation else ""
-    return f"accuracy {evaluation['top1']:.2f}% ({interval}) on {what}{evaluation['count']} images ({validation})"
+    return f"accuracy {evaluation['top1']:.2f}% ({interval}) on {what}{images}"
 
 
 def model_card(model: Description, run: Run | None = None, **more: Any) -> str:
