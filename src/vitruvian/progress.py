@@ -67,7 +67,7 @@ def print_notes(notes: Iterable[str]) -> None:
 
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """Print `text` if the block takes long, unless status lines go to a log: nobody waits for them there."""
+    """Print `text` if the block takes long, unless status lines go to a log."""
     timer = threading.Timer(QUIET_SECONDS, print_status, [text])
     timer.daemon = True
     if _status_log is None:
