@@ -107,12 +107,15 @@ class Balanced:
         self.sizes = class_sizes(labels, count)
         self.present = np.flatnonzero(self.sizes)
         self.starts = np.cumsum(self.sizes) - self.sizes
-        path, counted = scratch_folder() / "by_class.i64", np.zeros_like(self.sizes)
-        members = np.memmap(path, "i8", "w+", shape=len(source))
-        for start, chunk in read_chunks(labels):
-            ranks = ranks_in_class(chunk.astype(np.int64), counted)
-            members[self.starts[chunk] + ranks] = start + np.arange(len(chunk))
-        members.flush()
+        path, free = scratch_folder() / "by_class.i64", self.starts.copy()
+        with open(path, "wb") as file:  # not mapped, so that its pages do not count as memory
+            for start, chunk in read_chunks(labels):
+                order = np.argsort(chunk, kind="stable")
+                edges = np.flatnonzero(np.diff(chunk[order], prepend=-1))
+                for label, members in zip(chunk[order[edges]], np.split(start + order, edges[1:])):
+                    file.seek(int(free[label]) * 8)
+                    file.write(members.astype("i8").tobytes())
+                    free[label] += len(members)
         self.members = Column(path, "i8")  # the samples, sorted by class
 
     def samples(self, positions: IndexArray, length: int, seed: int, epoch: int) -> IndexArray:
