@@ -12,12 +12,23 @@ export function saved() {
   return recorded ? JSON.parse(recorded.textContent) : null;
 }
 
+// Runs a task and counts it in the page's data-pending attribute, which is 0 while nothing is under way.
+export async function pending(task) {
+  const { dataset } = document.documentElement;
+  dataset.pending = Number(dataset.pending || 0) + 1;
+  try {
+    return await task();
+  } finally {
+    dataset.pending -= 1;
+  }
+}
+
 // Runs a task and shows its text while it takes longer than a moment.
 export async function busy(text, task) {
   const token = Symbol(text);
   const timer = setTimeout(() => { running.set(token, text); showBusy(); }, SAY_AFTER_MS);
   try {
-    return await task();
+    return await pending(task);
   } finally {
     clearTimeout(timer);
     running.delete(token);
@@ -114,7 +125,7 @@ export function latest(task) {
       while (waiting) {
         const next = waiting;
         waiting = null;
-        await task(...next);
+        await pending(() => task(...next));
       }
     } finally {
       active = false;

@@ -1,6 +1,6 @@
 // Where an image comes from: dropped, pasted, chosen, photographed, or one of the samples.
 
-import { api, Problem, showProblem } from "./api.js";
+import { api, pending, Problem, showProblem } from "./api.js";
 import { percent } from "./predictions.js";
 import { TEXT } from "./text.js";
 
@@ -44,7 +44,7 @@ export function listenForImages(use) {
       return;
     }
     const chosen = images.slice(0, MOST_IMAGES);
-    const ready = await Promise.all(chosen.map((file) => shrunk(file, file.name || TEXT.pastedName)));
+    const ready = await pending(() => Promise.all(chosen.map((file) => shrunk(file, file.name || TEXT.pastedName))));
     use(ready);
     if (images.length > MOST_IMAGES) showProblem(TEXT.tooMany(MOST_IMAGES));
   }

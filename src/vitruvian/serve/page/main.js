@@ -1,6 +1,6 @@
 // The page: models, images and controls.
 
-import { api, busy, Problem, saved, showProblem } from "./api.js";
+import { api, busy, pending, Problem, saved, showProblem } from "./api.js";
 import { digitImage, listenForDrawing } from "./draw.js";
 import { patchAt } from "./grid.js";
 import { fillTexts, makeGuide, patchesIn, showStories } from "./guide.js";
@@ -364,11 +364,11 @@ if (offline) openSaved();
 else {
   readState(location.hash);
   window.addEventListener("hashchange", () => location.reload()); // another link in the same tab
-  listenForImages(useOwn);
+  listenForImages((images) => pending(() => useOwn(images)));
   listenForDrawing(async (text) => use(await digitImage(text)));
 }
 makeGuide(Boolean(offline));
 makeShows();
 listenToState();
 listenToControls();
-start();
+pending(start);
