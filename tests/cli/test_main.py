@@ -410,7 +410,7 @@ def test_options_of_the_recipe_are_settings_of_the_recipe(command, name):
 
 def test_options_of_the_recipe_join_the_other_changes():
     options = RecipeOptions(settings=["augment.flip=0"], epochs=3.0, batch_size=8, seed=0)
-    assert options.changes(steps=None) == ["augment.flip=0", "epochs=3.0", "batch_size=8", "seed=0"]
+    assert options.changes(steps=None) == {"augment.flip": 0, "epochs": 3.0, "batch_size": 8, "seed": 0}
 
 
 @pytest.mark.parametrize(

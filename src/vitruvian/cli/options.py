@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import gc
 import inspect
-import json
 import os
 import re
 import signal
@@ -401,19 +400,17 @@ class RecipeOptions:
     workers: Annotated[int | None, option("N", "Data loading workers per training process.", panel=ADVANCED)] = None
     settings: Changes = None
 
-    def changes(self, **more: object) -> list[str]:
+    def changes(self, **more: object) -> dict[str, object]:
         """Return all changes to the recipe, with those of `more`; raises if a setting is given twice."""
+        from vitruvian.training.recipe import parse_changes
+
         named = vars(self) | more | {"settings": None}
-        values = {key: value for key, value in named.items() if value is not None}
-        for change in self.settings or []:
+        values, changes = {key: value for key, value in named.items() if value is not None}, self.settings or []
+        for change in changes:
             key = change.partition("=")[0].strip()
             if key in values:
                 raise typer.BadParameter(f"{key} is set twice, by --{key.replace('_', '-')} and by --set {change}")
-        if self.group_by is not None:
-            values["group_by"] = json.dumps(self.group_by)  # a regular expression may look like a list
-        if self.target is not None:
-            values["target"] = json.dumps(self.target)
-        return [*(self.settings or []), *(f"{key}={value}" for key, value in values.items())]
+        return parse_changes(changes) | values
 
 
 # Results

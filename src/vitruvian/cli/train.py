@@ -134,14 +134,13 @@ def train(
     if plan:
         from vitruvian.training.planning import choose_recipe, fit_minutes, plan_lines
         from vitruvian.training.planning import plan as make_plan
-        from vitruvian.training.recipe import changed_keys
         from vitruvian.training.splits import DataRef, continue_from
 
         opened = DataRef(data)
         chosen = choose_recipe(opened, **start)
-        chosen, notes = continue_from(chosen, opened.name, changed_keys(changes))
+        chosen, notes = continue_from(chosen, opened.name, changes)
         if minutes is not None:
-            chosen, more = fit_minutes(opened, chosen, minutes, changed_keys(changes))
+            chosen, more = fit_minutes(opened, chosen, minutes, changes)
             notes = [*notes, *more]
         estimate = make_plan(opened, chosen)
         print("\n".join(plan_lines(estimate)))
@@ -232,7 +231,6 @@ def finetune(
     the best rate on all images, measured on the test split. For a single run, use `vit train DATA --from WEIGHTS`.
     The same command resumes after an interruption.
     """
-    from vitruvian.training.recipe import changed_keys
     from vitruvian.training.share import open_trackers
 
     listeners = open_trackers(track or ())
@@ -240,7 +238,7 @@ def finetune(
         raise typer.BadParameter("--folds trains each fold once, without --seeds, --soup and --minutes")
     set_data_root(data_root)
     changes = options.changes(steps=steps)
-    if minutes is not None and {"epochs", "steps"} & changed_keys(changes):
+    if minutes is not None and {"epochs", "steps"} & changes.keys():
         raise typer.BadParameter("--minutes chooses the steps; leave out --epochs and --steps")
     protocol = vt.protocol_for(
         data,
@@ -252,7 +250,7 @@ def finetune(
         seeds=seeds,
     )
     protocol = replace(protocol.quick() if quick else protocol, soup=soup)
-    protocol = protocol if minutes is None else protocol.within(minutes, changed_keys(changes))
+    protocol = protocol if minutes is None else protocol.within(minutes, changes)
     if folds is not None:
         from vitruvian.training.finetune import cross_validate
 

@@ -47,8 +47,9 @@ from vitruvian.training.recipe import (
     DESCRIPTION,
     HARMLESS,
     Recipe,
+    RecipeChanges,
     change_recipe,
-    changed_keys,
+    parse_changes,
     read_recipe,
 )
 from vitruvian.training.run_folder import (
@@ -278,7 +279,7 @@ def protocol_for(
     *,
     recipe: str | Path | Recipe | None = None,
     task: Task | None = None,
-    settings: Sequence[str] = (),
+    settings: RecipeChanges = (),
     lrs: Sequence[float] = (),
     seeds: int = SEEDS,
 ) -> Protocol:
@@ -310,7 +311,7 @@ def protocol_for(
         chosen = chosen.replace(preprocess={**task.preprocess, **chosen.preprocess})
     if chosen.bit_hyperrule:
         chosen = apply_hyperrule(change_recipe(chosen, settings), DataRef(data).dataset.train)
-    keys = changed_keys(settings)
+    keys = parse_changes(settings).keys()
     if keys & {"steps", "epochs"} and chosen.steps and chosen.warmup >= 1:
         chosen = chosen.replace(warmup=chosen.warmup / chosen.steps)  # the same fraction of a run of another length
     chosen = change_recipe(chosen, settings)

@@ -1,12 +1,11 @@
 """The recipe of a run and its cost: measured on a few of its steps here, or counted for a cluster."""
 
-import json
 import math
 import re
 import statistics
 import time
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
@@ -37,7 +36,7 @@ from vitruvian.training.distributed import process_group
 from vitruvian.training.initial_model import HEAD_IMAGES, config_of, model_for, scale_size, target_of, without_shape
 from vitruvian.training.loop import Trainer
 from vitruvian.training.optimizer import OPTIMIZERS
-from vitruvian.training.recipe import Recipe, change_recipe, changed_keys, read_recipe
+from vitruvian.training.recipe import Recipe, RecipeChanges, change_recipe, parse_changes, read_recipe
 from vitruvian.training.run_folder import absolute_path
 from vitruvian.training.splits import (
     DataRef,
@@ -63,9 +62,10 @@ def choose_recipe(
     *,
     model: str | None = None,
     weights: str | Path | None = None,
-    settings: Sequence[str] = (),
+    settings: RecipeChanges = (),
 ) -> Recipe:
     """The recipe that `train` uses for these arguments; by default it depends on the data."""
+    changes = parse_changes(settings)
     if model and not weights and (Path(model).expanduser().exists() or find_published(model)):
         reason = f"{model} is weights, not an architecture"
         raise TrainingError(reason, hint=f"to start from them, give {argument('weights')}")
@@ -77,28 +77,25 @@ def choose_recipe(
         ref, recipe = DataRef.of(data), "scratch" if model else "photos"
         if not weights and ref.name == "digits":
             recipe = "digits"
-        elif not weights and ref.open(target_in(settings)).name.lower().startswith("cifar"):
+        elif not weights and ref.open(
+            change_recipe(Recipe(steps=1), {"target": changes.get("target", "auto")}).target
+        ).name.lower().startswith("cifar"):
             recipe = "cifar10"
         if recipe == "photos" and not weights:
-            change_recipe(read_recipe(recipe).replace(weights="default"), settings)  # raises before a download
+            change_recipe(read_recipe(recipe).replace(weights="default"), changes)  # raises before a download
             weights = hub.default_source("weights")
     chosen = recipe if isinstance(recipe, Recipe) else read_recipe(recipe)
     if model:
         chosen = chosen.replace(weights="", architecture=architecture_for(chosen, model))
-        settings = (f"model={json.dumps(model)}", *settings)
+        changes = {"model": model, **changes}
     if weights:
         chosen = chosen.replace(weights=absolute_path(weights), architecture=without_shape(chosen))
     if chosen.bit_hyperrule:
         if data is None:
             raise ConfigError("the length of this recipe follows the number of images; give DATA")
-        chosen = apply_hyperrule(change_recipe(chosen, settings), DataRef.of(data).open(target_in(settings)).train)
-    return change_recipe(chosen, settings)
-
-
-def target_in(settings: Sequence[str]) -> str:
-    """The target that changes to a recipe set."""
-    changes = [change for change in settings if changed_keys([change]) == {"target"}]
-    return change_recipe(Recipe(steps=1), changes).target
+        changed = change_recipe(chosen, changes)
+        chosen = apply_hyperrule(changed, DataRef.of(data).open(changed.target).train)
+    return change_recipe(chosen, changes)
 
 
 def architecture_for(recipe: Recipe, model: str) -> dict[str, Any]:
@@ -421,7 +418,7 @@ def cluster_plan(
     data: object = None,
     model: str | None = None,
     weights: str | None = None,
-    settings: Sequence[str] = (),
+    settings: RecipeChanges = (),
 ) -> ClusterPlan:
     """The cost of a recipe on a cluster such as `64 x A100`.
 

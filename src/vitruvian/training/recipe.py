@@ -4,7 +4,6 @@ import ast
 import inspect
 import itertools
 import json
-import os
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -37,6 +36,9 @@ from vitruvian.text import package_table
 
 Steps = Annotated[int, Range(0, 10**12)]
 Lr = Annotated[float, Range(1e-12, 1e6)]
+
+RecipeChanges = Mapping[str, Any] | Iterable[str]
+"""Changes to a recipe: {"epochs": 20, "augment.hflip": 0}, or ["epochs=20", "augment.hflip=0"]."""
 
 CHOICES: dict[str, Mapping[str, Any]] = {}
 """Settings that name a row of a table: `optimizer`, `schedule`, `loss` and `distillation`.
@@ -470,21 +472,14 @@ def expand_level(table: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**table, "augment": {**dict(zip(names, AUGREG_LEVELS[augment["level"]])), **rest}}
 
 
-def change_recipe(recipe: Recipe, changes: Iterable[str]) -> Recipe:
+def change_recipe(recipe: Recipe, settings: RecipeChanges) -> Recipe:
     """A copy of the recipe with changes such as `epochs=20` or `augment.hflip=0`."""
-    table, changes = recipe.to_json(), list(changes)
-    if changed_keys(changes) >= {"epochs", "steps"}:
+    table, changes = recipe.to_json(), parse_changes(settings)
+    if changes.keys() >= {"epochs", "steps"}:
         raise ConfigError(f"give {argument('epochs')} or {argument('steps')}, not both")
-    for change in changes:
-        key, sign, text = (part.strip() for part in change.partition("="))
-        if not sign or not key:
-            raise ConfigError(f"{change!r} is not KEY=VALUE")
+    for key, value in changes.items():
         if key in OWNED:
             raise ConfigError(f"{key} is derived from {OWNED[key]}; set that instead")
-        try:
-            value = parse_toml(f"value = {text}", "")["value"]
-        except FileError:
-            value = text  # not TOML: a plain text
         is_list = key == "lora.targets" or field_types(Recipe).get(key) == tuple[str, ...]
         if isinstance(value, str) and is_list:
             value = [name.strip() for name in value.split(",")]  # freeze=embed.*,blocks.0.*
@@ -493,22 +488,42 @@ def change_recipe(recipe: Recipe, changes: Iterable[str]) -> Recipe:
         table = merge_tables(table, expand_level(value))
         if key in ("epochs", "steps"):
             table["steps" if key == "epochs" else "epochs"] = 0
-    changed, keys = recipe_from_table(table), changed_keys(changes)
-    return changed.with_model_lr() if "model" in keys and "lr" not in keys else changed
+    changed = recipe_from_table(table)
+    return changed.with_model_lr() if "model" in changes and "lr" not in changes else changed
 
 
-def as_changes(
-    settings: Iterable[str] | Mapping[str, Any], keywords: Mapping[str, Any], arguments: Iterable[str]
-) -> list[str]:
-    """Changes such as `epochs=20` from a list of them or a mapping, and from the keywords of a function.
-
-    Args:
-        settings: Changes, or values by name. Tables may be nested, or have names such as `augment.hflip`.
-        keywords: More values by name.
-        arguments: Other arguments of the function, to suggest for a misspelled keyword.
-    """
+def parse_changes(settings: RecipeChanges) -> dict[str, Any]:
+    """Values by the full names of settings, from changes such as `augment.hflip=0` or from tables, perhaps nested."""
     if isinstance(settings, str):
         raise ConfigError(f"settings={short_repr(settings)} is one string", hint='pass a list or {"epochs": 20}')
+    if isinstance(settings, Mapping):
+        return dict(flatten(settings))
+    changes = {}
+    for change in settings:
+        key, sign, text = (part.strip() for part in change.partition("="))
+        if not sign or not key:
+            raise ConfigError(f"{change!r} is not KEY=VALUE")
+        try:
+            changes[key] = parse_toml(f"value = {text}", "")["value"]
+        except FileError:
+            changes[key] = text  # not TOML: a plain text
+    return dict(flatten(changes))
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested tables with names such as `augment.hflip`."""
+    for key, value in table.items():
+        name, value = f"{prefix}{key}", value.to_json() if isinstance(value, Settings) else value
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{name}.")
+        elif value is None:
+            raise ConfigError(f"{name}=None is not a value", hint="leave it out for the default")
+        else:
+            yield name, value.item() if hasattr(value, "item") else value  # of NumPy or PyTorch
+
+
+def join_changes(settings: RecipeChanges, keywords: Mapping[str, Any], arguments: Iterable[str]) -> dict[str, Any]:
+    """The changes in `settings` and in the keywords of a function, whose other `arguments` errors may suggest."""
     known = field_types(Recipe)
     for key in keywords:
         if key not in known:
@@ -516,39 +531,11 @@ def as_changes(
                 recipe_from_table({key: ""})
             except UnknownNameError:
                 raise UnknownNameError("argument", key, [*arguments, *known]) from None
-    changes = [*flat_changes(settings)] if isinstance(settings, Mapping) else list(settings)
-    by_key = dict(zip(map(first_key, changes), changes))
-    for change in flat_changes(keywords):
-        if by_key.get(first_key(change), change) != change:
-            raise ConfigError(f"{change!r} contradicts {by_key[first_key(change)]!r} in settings")
-        changes.append(change)
-    return changes
-
-
-def first_key(change: str) -> str:
-    return change.partition("=")[0].strip()
-
-
-def flat_changes(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The values of nested tables as changes such as `augment.hflip=0`."""
-    for key, value in table.items():
-        name, value = f"{prefix}{key}", value.to_json() if isinstance(value, Settings) else value
-        if isinstance(value, Mapping):
-            yield from flat_changes(value, f"{name}.")
-            continue
-        value = value.item() if hasattr(value, "item") else value
-        value = os.fspath(value) if isinstance(value, os.PathLike) else value
-        if value is None:
-            raise ConfigError(f"{name}=None is not a value", hint="leave it out for the default")
-        try:
-            yield f"{name}={toml_value(value)}"
-        except (TypeError, ValueError):
-            raise ConfigError(f"{name}={short_repr(value)} is not a number, a string or a list of them") from None
-
-
-def changed_keys(changes: Iterable[str]) -> set[str]:
-    """The names of the settings that changes such as `epochs=20` set."""
-    return set(map(first_key, changes))
+    changes, more = parse_changes(settings), parse_changes(keywords)
+    for key in changes.keys() & more.keys():
+        if changes[key] != more[key]:
+            raise ConfigError(f"'{key}={more[key]}' contradicts '{key}={changes[key]}' in settings")
+    return changes | more
 
 
 def merge_tables(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

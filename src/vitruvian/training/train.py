@@ -5,7 +5,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,7 +38,7 @@ from vitruvian.training.initial_model import fit_logistic, initial_model, rebuil
 from vitruvian.training.journal import Listener, ProgressListener, TensorBoard, notify
 from vitruvian.training.loop import Loop, Trainer
 from vitruvian.training.planning import RESERVE, choose_recipe, fit_minutes
-from vitruvian.training.recipe import DESCRIPTION, HARMLESS, LOCAL, Recipe, as_changes, change_recipe, changed_keys
+from vitruvian.training.recipe import DESCRIPTION, HARMLESS, LOCAL, Recipe, RecipeChanges, change_recipe, join_changes
 from vitruvian.training.run_folder import Run, make_folder
 from vitruvian.training.splits import (
     CustomTransforms,
@@ -67,7 +67,7 @@ def train(
     recipe: str | Path | Recipe | None = None,
     model: str | None = None,
     out: str | Path | None = None,
-    settings: Sequence[str] | Mapping[str, Any] = (),
+    settings: RecipeChanges = (),
     listeners: Sequence[Listener] = (),
     transform: Transform | None = None,
     train_transform: Transform | None = None,
@@ -105,18 +105,18 @@ def train(
         Interrupted: a signal stopped the run; a checkpoint is written, and `resume` continues it.
     """
     began = time.monotonic()
-    settings, listeners = as_changes(settings, changes, signature(train).parameters), (TensorBoard(), *listeners)
+    settings, listeners = join_changes(settings, changes, signature(train).parameters), (TensorBoard(), *listeners)
     ref, transforms = DataRef.of(data), CustomTransforms(transform, train_transform)
     chosen = choose_recipe(ref, recipe, model=model, weights=weights, settings=settings)
-    chosen, notes = continue_from(chosen, ref.name, changed_keys(settings)) if weights else (chosen, [])
+    chosen, notes = continue_from(chosen, ref.name, settings) if weights else (chosen, [])
     if chosen.teacher:
         chosen = chosen.replace(teacher=run_folder.absolute_path(chosen.teacher))
     if chosen.eval_fewshot:
         chosen = chosen.replace(eval_fewshot=run_folder.absolute_data(chosen.eval_fewshot))
     if minutes is not None:
-        if auto_resume or {"epochs", "steps"} & changed_keys(settings):
+        if auto_resume or {"epochs", "steps"} & settings.keys():
             raise TrainingError(f"{argument('minutes')} chooses the steps; leave out epochs, steps and auto_resume")
-        chosen, chosen_notes = fit_minutes(ref, chosen, minutes, changed_keys(settings))
+        chosen, chosen_notes = fit_minutes(ref, chosen, minutes, settings)
         notes = [*notes, *chosen_notes]
     if auto_resume and out is None:
         raise TrainingError(f"auto_resume needs {argument('out')}, the folder of the run to start or continue")
@@ -126,7 +126,7 @@ def train(
             target = (run.facts.get("model") or {}).get("target") or {}
             chosen, _ = chosen.for_target(target.get("kind", "single"))
             check_recipe(run, chosen, run.folder, f"use the same settings, or choose another {argument('out')}")
-            harmless = [] if run.finished else [change for change in settings if changed_keys([change]) <= HARMLESS]
+            harmless = {} if run.finished else {key: settings[key] for key in settings.keys() & HARMLESS}
             return resume(
                 run,
                 data=ref,
@@ -196,7 +196,7 @@ def resume(
     run: str | Path | run_folder.Run,
     *,
     data: object = None,
-    settings: Sequence[str] | Mapping[str, Any] = (),
+    settings: RecipeChanges = (),
     listeners: Sequence[Listener] = (),
     transform: Transform | None = None,
     train_transform: Transform | None = None,
@@ -226,24 +226,25 @@ def resume(
         TrainingError: the run, its data or its settings have changed, or its files are damaged.
         Interrupted: a signal stopped the run again.
     """
-    settings, listeners = as_changes(settings, changes, signature(resume).parameters), (TensorBoard(), *listeners)
+    settings, listeners = join_changes(settings, changes, signature(resume).parameters), (TensorBoard(), *listeners)
     if run == "":
         raise TrainingError("the name of the run is empty", hint="give its folder")
     run = run if isinstance(run, run_folder.Run) else run_folder.Run.open(run)
-    longer = [change for change in settings if run.finished and changed_keys([change]) <= {"epochs", "steps"}]
-    for change in settings:
-        if not changed_keys([change]) <= HARMLESS and change not in longer:
-            allowed = ", ".join(sorted(HARMLESS))
-            hint = "start a new run"
-            if changed_keys([change]) <= {"epochs", "steps"}:
-                hint = f"resume the run to its end first, then train longer with {change}"
-            raise TrainingError(f"{change!r} cannot be changed when resuming, only {allowed}", hint=hint)
+    lengths = {"epochs", "steps"} & settings.keys()
+    longer = run.finished and lengths
+    for key in settings.keys() - HARMLESS - (lengths if longer else set()):
+        change, hint = f"{key}={settings[key]}", "start a new run"
+        if key in lengths:
+            hint = f"resume the run to its end first, then train longer with {change}"
+        allowed = ", ".join(sorted(HARMLESS))
+        raise TrainingError(f"{change!r} cannot be changed when resuming, only {allowed}", hint=hint)
     damage = run.damage() if run.finished else ""
     needs_report = run.finished and not (run.folder / PAGE).is_file() and any(run.checkpoints.glob("step-*"))
     if run.finished and not damage and not needs_report and not longer:
         hint = f"to train longer, resume it with more {argument('epochs')}"
         if settings:
-            raise TrainingError(f"the run has finished, so {settings[0]!r} has no effect", where=run.folder, hint=hint)
+            change = "{}={}".format(*next(iter(settings.items())))
+            raise TrainingError(f"the run has finished, so {change!r} has no effect", where=run.folder, hint=hint)
         if progress:
             longer_with = f"train longer with `vit train --resume {run.folder} --epochs N`"
             print_status(f"note: {run.folder} has finished; {longer_with}")
