@@ -19,6 +19,7 @@ from vitruvian.config import (
 )
 from vitruvian.errors import CheckpointError
 from vitruvian.settings import Size
+from vitruvian.text import package_table
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.tables import POSITIONS, Table, Tensors, join_positions, rename
 
@@ -49,6 +50,7 @@ class Family(Generic[ConfigT]):
     table: ClassVar[Table]
     suffixes: ClassVar[tuple[str, ...]] = ()  # file name endings for writing; empty for a folder
     stem_style: ClassVar[ConvStyle] = "hybrid"  # numerics of a ResNet stem with GroupNorm
+    limits: ClassVar[str] = ""  # section of `obstacles.toml`; empty for a family that is only read
     preprocess: ClassVar[dict[str, Any]] = {}  # settings of the preprocessing that all models need
 
     def claims(self, checkpoint: Checkpoint) -> bool:
@@ -88,7 +90,9 @@ class Family(Generic[ConfigT]):
 
     def obstacles(self, config: ConfigT) -> list[str]:
         """Reasons why a model of this shape cannot be written; empty if it can."""
-        return ["files of this family can only be read"]
+        if not self.limits:
+            return ["files of this family can only be read"]
+        return find_obstacles(config, self.limits, self.name) if isinstance(config, ViTConfig) else []
 
     def prefix_rows(self, config: ViTConfig) -> int:
         """Rows of the position array before the patches."""
@@ -153,66 +157,36 @@ def first_match(name: str, table: dict[str, str]) -> str | None:
     return next((table[key] for key in matches), None)
 
 
-def vit_obstacles(
-    config: ViTConfig, family: str, others: Mapping[str, Any], *, inner_norms: bool = False, paper_only: bool = False
-) -> list[str]:
-    """Obstacles that foreign families share, and those of `others` that are true.
-
-    `inner_norms` allows norms before and inside the blocks. `paper_only` is for families that have the paper's model
-    only: a class token, one head, plain blocks.
-    """
-    norms = config.qk_norm or config.attn_norm or config.mlp_norm or config.pre_norm or config.patch_norm
-    checks = {
-        "no relative positions": config.pos_embed in ("relative", "relative_bias"),
-        "no rotary positions": config.rope,
-        "no norm after the pooling of two tokens": config.norm_after_pool and config.distillation,
-        "pre-norm blocks only": config.block != "pre_norm",
-        "no differential attention": config.attention == "differential",
-        "no axial attention": config.attention == "axial",
-        "no MLP-Mixer": config.attention == "mixer",
-        "positions at the input only": config.pos_embed_at != "input",
-        "no LayerScale of attention alone": config.layer_scale and not config.mlp_scale,
-        "LayerNorms only, one of them after the last block": config.norm != "layer" or not config.final_norm,
-        "no norms before the blocks, or inside attention and MLP": norms and not inner_norms,
-        "a bias in the patch embedding": not config.patch_bias and not config.pre_norm,
-        "biases in every dense layer": not config.dense_bias,
-        "no attention of another width": config.attn_dim,
-        "no projection of features": config.projection,
-        "no stem with BatchNorm": config.stem and config.stem.has_batch_norm,
-        "no features of unit length (zero-shot head)": config.unit_features,
-        "only a MAP head of the blocks' shape": config.pool_num_heads or config.pool_mlp_dim or config.pool_prefix,
-    }
-    if paper_only:
-        checks |= {
-            "no LayerScale": config.layer_scale,
-            "no distillation token": config.distillation,
-            "no register tokens": config.reg_tokens,
-            "no attention pooling (MAP)": config.pool == "map",
-            "no head on class token and mean concatenated": config.pool == "token_mean",
-            "no gated MLP (SwiGLU)": config.mlp == "swiglu",
-        }
-    shared = {f"{family} has {what}": is_present for what, is_present in checks.items()}
-    return [reason for reason, is_present in {**shared, **others}.items() if is_present]
-
-
+OBSTACLES = package_table("weights/families/obstacles.toml")
 FREE_SETTINGS = {"image_size", "patch_size", "trim", "in_channels", "depth", "width", "mlp_dim", "num_heads"}
 """Settings that every model type of transformers supports with any value."""
 
 
-def model_type_obstacles(config: ViTConfig, model_type: str, *, free: tuple[str, ...] = (), **fixed: Any) -> list[str]:
-    """Obstacles of a model type with one architecture: settings that differ from `fixed`, or else from ViTConfig()."""
-    default, reasons = ViTConfig(), []
-    for name in (setting.name for setting in dataclasses.fields(config)):
-        expected, actual = fixed.get(name, getattr(default, name)), getattr(config, name)
-        if name not in {*FREE_SETTINGS, *CHANGEABLE, *free, "numerics"} and actual != expected:
-            reasons.append(f"{model_type} has {name}={expected!r}, this model {actual!r}")
+def find_obstacles(config: ViTConfig, section: str, family: str = "", **fixed: Any) -> list[str]:
+    """The reasons in a section of `obstacles.toml` that are true of a model; `fixed` adds to those of the section."""
+    rules, default = OBSTACLES[section], ViTConfig()
+    reasons = [reason for other in rules.get("include", ()) for reason in find_obstacles(config, other, family)]
+    settings = {setting.name: getattr(config, setting.name) for setting in dataclasses.fields(config)}
+    if "model" in rules:
+        fixed, free = rules.get("fixed", {}) | fixed, {*FREE_SETTINGS, *CHANGEABLE, *rules.get("free", ()), "numerics"}
+        for name in (name for name in settings if name not in free):
+            expected = fixed.get(name, getattr(default, name))
+            if settings[name] != expected:
+                reasons.append(f"{rules['model']} has {name}={expected!r}, this model {settings[name]!r}")
+    settings |= {
+        "rgb": config.in_channels == 3,
+        "square_image": config.image_size[0] == config.image_size[1],
+        "square_grid": config.grid[0] == config.grid[1],
+        "positions": config.pos_embed != "none",
+        "several_registers": config.reg_tokens > 1,
+        "batch_norm_stem": config.stem is not None and config.stem.has_batch_norm,
+    }
+    for reason, conditions in rules.get("reasons", {}).items():
+        for condition in conditions if isinstance(conditions, list) else [conditions]:
+            if all(settings[n] in v if isinstance(v, list) else bool(settings[n]) == v for n, v in condition.items()):
+                reasons.append(reason.format(family=family, **settings))
+                break
     return reasons
-
-
-def mixer_obstacles(config: ViTConfig, family: str) -> list[str]:
-    """Obstacles to write an MLP-Mixer: settings that differ from the published ones."""
-    settings = {"attention": "mixer", "pos_embed": "none", "cls_token": False, "pool": "mean"}
-    return model_type_obstacles(config, f"{family}'s MLP-Mixer", free=("num_classes", "mixer_dim"), **settings)
 
 
 def scaled_size(size: Size, shorter_side: int = 256) -> Size:

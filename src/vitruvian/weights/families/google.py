@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from vitruvian.config import NUMERICS, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.weights.checkpoint_files import Checkpoint
-from vitruvian.weights.families.family import ConfigT, Facts, Family, mixer_obstacles, scaled_size, vit_obstacles
+from vitruvian.weights.families.family import ConfigT, Facts, Family, scaled_size
 from vitruvian.weights.families.tables import TABLES, Tensors, rename
 
 # The release numbers modules in one sequence; later code counts each kind of module separately.
@@ -29,6 +29,7 @@ class Google(Npz[ViTConfig]):
 
     name = "google"
     table = TABLES["google"]
+    limits = "google"
 
     def to_table_names(self, tensors: Tensors) -> Tensors:
         tensors = super().to_table_names(tensors)
@@ -37,15 +38,6 @@ class Google(Npz[ViTConfig]):
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         return Facts(numerics=self.numerics, num_heads=heads_in(tensors))
-
-    def obstacles(self, config: ViTConfig) -> list[str]:
-        is_mean = config.pool == "mean"
-        checks = {
-            "google normalizes every token before the mean, not the mean": is_mean and config.norm_after_pool,
-            "google has no class token with mean pooling": is_mean and config.cls_token,
-            "google's query, key and value always have a bias": not config.qkv_bias,
-        }
-        return vit_obstacles(config, "google", checks, paper_only=True)
 
 
 def heads_in(tensors: Tensors) -> int | None:
@@ -75,12 +67,10 @@ class GoogleMixer(Google):
     """The release's MLP-Mixers. The file states no positions: its MLPs over the patches fit one image size."""
 
     table = TABLES["google_mixer"]
+    limits = "google_mixer"
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         return Facts(numerics=self.numerics, num_heads=1)
-
-    def obstacles(self, config: ViTConfig) -> list[str]:
-        return mixer_obstacles(config, self.name)
 
 
 class BigVision(Family[ViTConfig]):
@@ -133,12 +123,10 @@ class Bit(Npz[ResNetConfig]):
 
     name = "bit"
     table = TABLES["bit"]
+    limits = "bit"
 
     def prefix(self, tensors: Tensors) -> str | None:
         return super().prefix(rename(tensors, self.table.renames))
-
-    def obstacles(self, config: ResNetConfig) -> list[str]:
-        return []
 
     def from_table_names(self, tensors: Tensors, config: ResNetConfig) -> Tensors:
         return {f"resnet/{name}": tensor for name, tensor in tensors.items()}

@@ -8,7 +8,7 @@ from vitruvian.model.text_tower import TextConfig
 from vitruvian.settings import Size
 from vitruvian.text import package_table
 from vitruvian.weights.checkpoint_files import Checkpoint
-from vitruvian.weights.families.family import Facts, Family, vit_obstacles
+from vitruvian.weights.families.family import Facts, Family
 from vitruvian.weights.families.tables import Tensors
 
 NAMES = package_table("weights/families/huggingface.toml")
@@ -82,20 +82,6 @@ class HuggingFace(Family[ViTConfig]):
     def stated_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess | None:
         settings = checkpoint.settings.get("preprocessor_config.json")
         return None if settings is None else read_preprocessor(settings, config.image_size)
-
-    def obstacles(self, config: ViTConfig) -> list[str]:
-        is_mean = config.pool == "mean"
-        no_pre_logits = "huggingface has no pre-logits layer before the head (its classifier bypasses the pooler)"
-        no_mean = "huggingface has no mean pooling with a class token, unless a norm follows the mean (BEiT)"
-        no_norm = "huggingface has no norm after the mean of the patches without a class token"
-        checks = {
-            no_pre_logits: config.representation_size,
-            "huggingface has no attention pooling (MAP)": config.pool == "map",
-            no_mean: is_mean and config.cls_token,
-            no_norm: is_mean and config.norm_after_pool and not config.cls_token,
-            "huggingface has no hybrids with a ResNet stem": config.stem,
-        }
-        return vit_obstacles(config, "huggingface", checks)
 
     def from_table_names(self, tensors: Tensors, config: ViTConfig) -> Tensors:
         if not config.num_classes:

@@ -8,12 +8,11 @@ import torch
 from vitruvian.config import CLIP_MEAN, CLIP_STD, ModelMeta, Numerics, Preprocess, ViTConfig
 from vitruvian.errors import CheckpointError
 from vitruvian.weights.checkpoint_files import Checkpoint
-from vitruvian.weights.families.family import Facts, check_settings, model_type_obstacles
+from vitruvian.weights.families.family import Facts, check_settings, find_obstacles
 from vitruvian.weights.families.huggingface import NAMES, HuggingFace, read_int, read_labels, stated_classes
 from vitruvian.weights.families.tables import TABLES, Tensors
 from vitruvian.weights.families.timm_layout import as_kernel, as_matrix
 
-NOT_SQUARE = "CLIP and SigLIP of transformers have positions of a square grid only"
 POSITION_ARRAY = "embeddings.position_embedding.weight"
 CLIP, METACLIP = "clip_vision_model", "metaclip_2_vision_model"
 SIGLIP = ("siglip_vision_model", "siglip2_vision_model")
@@ -105,12 +104,9 @@ class HuggingFaceTower(HuggingFace):
         return SIGLIP[is_naflex]
 
     def obstacles(self, config: ViTConfig) -> list[str]:
-        reasons = [] if config.grid[0] == config.grid[1] else [NOT_SQUARE]
         if config.pool == "map":
-            siglip: dict[str, Any] = {"pool": "map", "cls_token": False, "num_classes": 0}
-            return reasons + model_type_obstacles(config, "SigLIP of transformers", **siglip)
-        clip = {"pre_norm": True, "patch_bias": False, "num_classes": 0, "projection": bool(config.representation_size)}
-        return reasons + model_type_obstacles(config, "CLIP of transformers", free=("representation_size",), **clip)
+            return find_obstacles(config, "siglip")
+        return find_obstacles(config, "clip", projection=bool(config.representation_size))
 
     def from_table_names(self, tensors: Tensors, config: ViTConfig) -> Tensors:
         state = dict(tensors)

@@ -9,7 +9,7 @@ import torch
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, Numerics, Preprocess, RopeConfig, ViTConfig
 from vitruvian.errors import CheckpointError
 from vitruvian.weights.checkpoint_files import Checkpoint
-from vitruvian.weights.families.family import Facts, check_settings, imagenet_preprocess, model_type_obstacles
+from vitruvian.weights.families.family import Facts, check_settings, find_obstacles, imagenet_preprocess
 from vitruvian.weights.families.huggingface import NAMES, HuggingFace, read_bool, read_int
 from vitruvian.weights.families.tables import TABLES, Tensors, rename
 
@@ -30,6 +30,7 @@ class HuggingFaceViT(HuggingFace):
     model_types: ClassVar = {"vit": "ViT", "deit": "DeiT", "vit_mae": "ViTMAE", "vit_msn": "ViTMSN", "ijepa": "IJepa"}
     norm_eps = 1e-12
     table = TABLES["huggingface_vit"]
+    limits = "huggingface_vit"
 
     def claims(self, checkpoint: Checkpoint) -> bool:
         return super().claims(checkpoint) and not any(".layer_scale" in name for name in checkpoint.tensors)
@@ -45,12 +46,6 @@ class HuggingFaceViT(HuggingFace):
             return "deit"
         same_shape = ("vit_msn",) if config.num_classes else ("vit_msn", "vit_mae")
         return self.kind if self.kind in same_shape else "vit"
-
-    def obstacles(self, config: ViTConfig) -> list[str]:
-        # a single register may be the distillation token of a DeiT without a second head
-        is_unread_token = config.reg_tokens == 1 and config.num_classes > 0 and not config.distillation
-        no_registers = "huggingface has register tokens only with LayerScale (DINOv2)"
-        return super().obstacles(config) + ([no_registers] if config.reg_tokens and not is_unread_token else [])
 
     def prefix_rows(self, config: ViTConfig) -> int:
         return super().prefix_rows(config) + config.reg_tokens
@@ -79,6 +74,7 @@ class HuggingFaceBeit(HuggingFace):
     norm_eps = 1e-12
     preprocess: ClassVar = {"interpolation": "bicubic"}
     table = TABLES["huggingface_beit"]
+    limits = "huggingface_beit"
 
     def claims(self, checkpoint: Checkpoint) -> bool:
         stated = self.config_of(checkpoint).get("model_type") in tuple(self.model_types)
@@ -145,21 +141,6 @@ class HuggingFaceBeit(HuggingFace):
         is_data2vec = self.kind == "data2vec-vision" and config.num_classes
         return "data2vec-vision" if is_data2vec or not config.final_norm else "beit"
 
-    def obstacles(self, config: ViTConfig) -> list[str]:
-        free = ("num_classes", "layer_scale", "pos_embed", "cls_pos_embed", "pool", "norm_after_pool", "final_norm")
-        is_mean, is_square = config.pool == "mean", config.grid[0] == config.grid[1]
-        misplaced = config.pool not in ("token", "mean") or (config.final_norm and config.norm_after_pool != is_mean)
-        norms = "BEiT of transformers has a norm after the mean of the patches, or before the class token"
-        head_norm = "BEiT and data2vec of transformers have a norm before their head"
-        checks = {
-            "BEiT of transformers has relative position biases, not embeddings": config.pos_embed == "relative",
-            "BEiT of transformers has positions of a square grid only": config.pos_embed != "none" and not is_square,
-            norms: misplaced,
-            head_norm: not config.final_norm and (config.num_classes or not is_mean),
-        }
-        reasons = model_type_obstacles(config, "BEiT of transformers", free=free)
-        return reasons + [reason for reason, is_true in checks.items() if is_true]
-
     def has_position_array(self, config: ViTConfig) -> bool:
         return config.pos_embed not in ("relative_bias", "none")
 
@@ -197,6 +178,7 @@ class HuggingFaceDinoV2(HuggingFace):
     norm_eps = 1e-6
     empty_tokens: ClassVar = REGISTERS  # an array that models without registers store
     table = TABLES["huggingface_dinov2"]
+    limits = "huggingface_dinov2"
 
     def kind_of(self, checkpoint: Checkpoint) -> Any:
         registers = (tensor for name, tensor in checkpoint.tensors.items() if name.endswith(REGISTERS))
@@ -236,18 +218,8 @@ class HuggingFaceDinoV2(HuggingFace):
         return "dinov2_with_registers" if config.reg_tokens else "dinov2"
 
     def obstacles(self, config: ViTConfig) -> list[str]:
-        no_scale = "huggingface has gated MLPs and a head on class token and mean only with LayerScale (DINOv2)"
-        token_head = "huggingface's model with LayerScale (DINOv2) reads class token and mean concatenated"
         no_ratio = f"huggingface's DINOv2 has no MLP of {config.mlp_dim} at a width of {config.width}"
-        checks = {
-            no_scale: not config.layer_scale,
-            token_head: config.num_classes and config.pool == "token",
-            "huggingface's DINOv2 always has a class token": not config.cls_token,
-            "huggingface's DINOv2 has positions of a square grid only": config.grid[0] != config.grid[1],
-            "huggingface has no LayerScale beside a distillation token": config.distillation,
-            no_ratio: mlp_ratio(config) is None,
-        }
-        return super().obstacles(config) + [reason for reason, is_true in checks.items() if is_true]
+        return super().obstacles(config) + ([no_ratio] if mlp_ratio(config) is None else [])
 
     def from_table_names(self, tensors: Tensors, config: ViTConfig) -> Tensors:
         mask = tensors["embeddings.cls_token"].new_zeros(1, config.width)
@@ -306,6 +278,7 @@ class HuggingFaceDinoV3(HuggingFace):
     default_heads = 6
     preprocess: ClassVar = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     table = TABLES["huggingface_dinov3"]
+    limits = "huggingface_dinov3"
 
     def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
         """Add missing biases, join gate and value, and drop the empty array of models without registers."""
@@ -357,9 +330,7 @@ class HuggingFaceDinoV3(HuggingFace):
     def obstacles(self, config: ViTConfig) -> list[str]:
         temperature = config.rope.temperature if config.rope else 100.0
         rope = RopeConfig(kind="normalized", temperature=temperature, half=True)
-        free = ("reg_tokens", "mlp", "qkv_bias", "cls_pos_embed")
-        shape = {"rope": rope, "pos_embed": "none", "layer_scale": True, "num_classes": 0}
-        return model_type_obstacles(config, "DINOv3 of transformers", free=free, **shape)
+        return find_obstacles(config, self.limits, rope=rope)
 
     def from_table_names(self, tensors: Tensors, config: ViTConfig) -> Tensors:
         """Split gate and value; add the mask token and registers, which are always stored."""

@@ -29,9 +29,8 @@ from vitruvian.weights.families.family import (
     ConfigT,
     Facts,
     Family,
+    find_obstacles,
     imagenet_preprocess,
-    mixer_obstacles,
-    vit_obstacles,
 )
 from vitruvian.weights.families.tables import TABLES, Tensors, rename
 from vitruvian.weights.families.timm_config import (
@@ -74,6 +73,7 @@ class Timm(Family[ViTConfig]):
     suffixes: ClassVar[tuple[str, ...]] = (".safetensors", ".pth", ".pt", ".bin")
     stem_style = "timm"
     table = TABLES["timm"]
+    limits = "timm"
 
     def prefix(self, tensors: Tensors) -> str | None:
         return next((p for p in self.table.prefixes if any(p + anchor in tensors for anchor in ANCHORS)), None)
@@ -172,16 +172,6 @@ class Timm(Family[ViTConfig]):
         is_deit = config.distillation or config.layer_scale or checkpoint.wrapper == "model"
         preprocess = crop_preprocess(config.image_size, 1.0 if min(config.image_size) >= 384 else 0.9)
         return preprocess.replace(mean=IMAGENET_MEAN, std=IMAGENET_STD) if is_deit else preprocess
-
-    def obstacles(self, config: ViTConfig) -> list[str]:
-        map_norm = config.pool == "map" and config.norm_after_pool
-        checks = {
-            "timm has no pre-logits layer before the head (it drops pre_logits)": config.representation_size,
-            "timm has no head on class token and mean concatenated": config.pool == "token_mean",
-            "timm normalizes the tokens before attention pooling": map_norm,
-            "timm has no register tokens beside a distillation token": config.distillation and config.reg_tokens,
-        }
-        return vit_obstacles(config, "timm", checks, inner_norms=True)
 
     def prefix_rows(self, config: ViTConfig) -> int:
         """0 with registers, because timm then has positions for the patches only."""
@@ -391,7 +381,7 @@ class TimmMixer(TimmNamed[ViTConfig]):
         return f"mixer_{match[1].lower()}{match[2]}_224" if match else ""
 
     def obstacles(self, config: ViTConfig) -> list[str]:
-        return mixer_obstacles(config, "timm") + super().obstacles(config)
+        return find_obstacles(config, "timm_mixer") + super().obstacles(config)
 
 
 class Dino(Family[ViTConfig]):

@@ -2,7 +2,7 @@
 
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, NUMERICS, Preprocess, ViTConfig
 from vitruvian.weights.checkpoint_files import Checkpoint
-from vitruvian.weights.families.family import Family, scaled_size, vit_obstacles
+from vitruvian.weights.families.family import Family, scaled_size
 from vitruvian.weights.families.tables import TABLES
 
 
@@ -13,6 +13,7 @@ class Torchvision(Family[ViTConfig]):
     suffixes = (".pth", ".pt", ".safetensors")
     numerics = NUMERICS["torchvision"]
     table = TABLES["torchvision"]
+    limits = "torchvision"
 
     def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
         """Shorter side 256, center crop 224, bilinear; L/16 resizes to 242, SWAG's models do not crop."""
@@ -27,17 +28,3 @@ class Torchvision(Family[ViTConfig]):
             mean=IMAGENET_MEAN,
             std=IMAGENET_STD,
         )
-
-    def obstacles(self, config: ViTConfig) -> list[str]:
-        not_token = not config.cls_token or config.pool == "mean"
-        not_square = config.image_size[0] != config.image_size[1]
-        channels = f"torchvision's model takes 3 channels, this one {config.in_channels}"
-        checks = {
-            "torchvision's model always pools the class token": not_token,
-            "torchvision's model takes square images only": not_square,
-            "torchvision has no hybrids with a ResNet stem": config.stem,
-            "torchvision's query, key and value always have a bias": not config.qkv_bias,
-            "torchvision's model always has a head": not config.num_classes,
-            channels: config.in_channels != 3,
-        }
-        return vit_obstacles(config, "torchvision", checks, paper_only=True)
