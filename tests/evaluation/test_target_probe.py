@@ -6,7 +6,7 @@ import torch
 
 from vitruvian.config import ViTConfig
 from vitruvian.evaluation.probe import probe
-from vitruvian.evaluation.probe_classifiers import fit_linear, fit_numbers, fit_ridge, neighbor_scores
+from vitruvian.evaluation.probe_classifiers import STRENGTHS, fit_linear, fit_numbers, fit_ridge, neighbor_scores
 from vitruvian.model.build import build
 
 sklearn = pytest.importorskip("sklearn.linear_model")
@@ -16,11 +16,17 @@ def test_ridge_regressions_equal_those_of_scikit_learn_and_leave_out_unknown_val
     generator = np.random.default_rng(0)
     x = generator.normal(size=(60, 5))
     y = x @ generator.normal(size=(5, 2)) + generator.normal(size=(60, 2)) + 3
-    ridge = fit_ridge(torch.from_numpy(x), torch.from_numpy(y))
-    alpha = ridge.strength * float(np.linalg.eigvalsh((x - x.mean(0)).T @ (x - x.mean(0))).mean())
-    expected = sklearn.Ridge(alpha=alpha).fit(x, y)
-    assert np.allclose(ridge.weight.T, expected.coef_, atol=1e-6)
-    assert np.allclose(ridge.bias, expected.intercept_, atol=1e-6)
+    unit = float(np.linalg.eigvalsh((x - x.mean(0)).T @ (x - x.mean(0))).mean())
+
+    def error(strength):  # 60 fits, each without one image
+        kept = ~np.eye(len(x), dtype=bool)
+        fits = [sklearn.Ridge(alpha=strength * unit).fit(x[rest], y[rest]) for rest in kept]
+        return np.mean([(fit.predict(x[i : i + 1]) - y[i]) ** 2 for i, fit in enumerate(fits)])
+
+    weight, bias = fit_ridge(torch.from_numpy(x), torch.from_numpy(y))
+    expected = sklearn.Ridge(alpha=min(STRENGTHS, key=error) * unit).fit(x, y)
+    assert np.allclose(weight.T, expected.coef_, atol=1e-6)
+    assert np.allclose(bias, expected.intercept_, atol=1e-6)
     y[::2, 1] = np.nan
     weight, bias = fit_numbers(x, y)
     alone, other = fit_numbers(x[1::2], y[1::2, 1:])

@@ -1,19 +1,18 @@
-"""A head that starts as a linear probe: closed forms against refitting, and a start better than chance."""
+"""A head that starts as a linear probe: the fit of `vit probe`, and a start better than chance."""
 
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
 from vitruvian.config import Preprocess, ViTConfig
 from vitruvian.data.formats import open_dataset
 from vitruvian.errors import ConfigError
 from vitruvian.evaluation.features import FeatureSet
-from vitruvian.evaluation.probe_classifiers import STRENGTHS, fit_linear
+from vitruvian.evaluation.probe_classifiers import choose_l2, fit_linear, hold_out_examples
 from vitruvian.model.build import build
 from vitruvian.training import Listener, read_recipe, train
 from vitruvian.training.distributed import Processes
-from vitruvian.training.initial_model import SCALES, fit_head, fit_least_squares, fit_logistic, is_fresh, subsample
+from vitruvian.training.initial_model import fit_head, fit_logistic, is_fresh, subsample
 from vitruvian.training.recipe import change_recipe
 
 
@@ -24,56 +23,15 @@ def clouds(count=60, classes=3, width=8, seed=0, spread=1.5):
     return centers[labels] + torch.randn(count, width, generator=generator) + 5, labels
 
 
-def ridge(x, y, strength, unit):
-    """Written out: centered features, one solve; answers to new features."""
-    center, mean = x.mean(0), y.mean(0)
-    x = x - center
-    weight = np.linalg.solve(x.T @ x + strength * unit * np.eye(x.shape[1]), x.T @ (y - mean))
-    return lambda new: (new - center) @ weight + mean
-
-
-def test_the_head_is_ridge_regression_times_a_scale():
-    features, labels = clouds()
-    head = fit_least_squares(features, labels, 3)
-    x, y = features.double().numpy(), np.eye(3)[labels.numpy()]
-    unit = ((x - x.mean(0)) ** 2).sum() / x.shape[1]
-    expected = head.scale * ridge(x, y, head.strength, unit)(x)
-    found = (features @ head.weight + head.bias).numpy()
-    np.testing.assert_allclose(found, expected, atol=1e-4)  # float32 against float64
-
-
-def test_strength_and_scale_are_those_of_answers_without_the_image_itself():
-    features, labels = clouds(count=24, spread=0.5)
-    head = fit_least_squares(features, labels, 3, label_smoothing=0.1)
-    x, y = features.double().numpy(), np.eye(3)[labels.numpy()]
-    unit = ((x - x.mean(0)) ** 2).sum() / x.shape[1]
-
-    def left_out(strength):  # 24 fits, each without one image
-        return np.stack([ridge(np.delete(x, i, 0), np.delete(y, i, 0), strength, unit)(x[i]) for i in range(len(x))])
-
-    errors = [((left_out(strength) - y) ** 2).mean() for strength in STRENGTHS]
-    assert head.strength == STRENGTHS[int(np.argmin(errors))]
-    answers = torch.tensor(left_out(head.strength))
-    losses = [F.cross_entropy(scale * answers, labels, label_smoothing=0.1).item() for scale in SCALES]
-    assert head.scale == SCALES[int(np.argmin(losses))]
-
-
 def test_the_logistic_head_reads_features_as_they_are():
     features, labels = clouds()
     found = FeatureSet(
         values=features.numpy(), labels=labels.numpy(), classes=("a", "b", "c"), unreadable=[], computed=0
     )
-    head = fit_logistic(found)
-    expected = fit_linear(features.numpy(), labels.numpy(), classes=3, l2=head.strength).logits(features.numpy())
-    np.testing.assert_allclose((features @ head.weight + head.bias).numpy(), expected.numpy(), atol=1e-4)  # float32
-
-
-def test_a_feature_that_never_changes_does_no_harm():
-    features, labels = clouds()
-    features[:, 2] = 7.0
-    head = fit_least_squares(features, labels, 3)
-    assert torch.isfinite(head.weight).all()
-    assert ((features @ head.weight + head.bias).argmax(1) == labels).float().mean() > 0.8
+    weight, bias = fit_logistic(found)
+    l2, _ = choose_l2(*hold_out_examples(found.examples, classes=3), classes=3)
+    expected = fit_linear(features.numpy(), labels.numpy(), classes=3, l2=l2).logits(features.numpy())
+    np.testing.assert_allclose((features.double() @ weight.double() + bias).numpy(), expected.numpy(), atol=1e-4)
 
 
 def test_many_images_are_thinned_evenly():
@@ -102,12 +60,12 @@ def test_only_a_new_head_is_fitted():
 
 @pytest.mark.slow
 def test_of_two_heads_the_first_gives_the_answer_of_the_fit():
-    recipe = read_recipe("finetune-small").replace(workers=0, head_init="least_squares")
+    recipe = read_recipe("finetune-small").replace(workers=0, head_init="probe")
     model = tiny(distillation=True).eval()
-    head = fit_head(model, open_dataset("digits").train, recipe, processes=Processes(), report=print)
+    weight, bias = fit_head(model, open_dataset("digits").train, recipe, processes=Processes(), report=print)
     pixels = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        wanted = model.features(pixels).double() @ head.weight.double() + head.bias.double()
+        wanted = model.features(pixels).double() @ weight.double() + bias.double()
         torch.testing.assert_close(model(pixels).double(), wanted, atol=1e-4, rtol=1e-4)
 
 
@@ -123,11 +81,10 @@ class Heard(Listener):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["least_squares", "probe"])
-def test_a_run_begins_where_the_probe_ends(tmp_path, kind):
+def test_a_run_begins_where_the_probe_ends(tmp_path):
     settings = ["steps=1", "lr=1e-9", "warmup=0", "average=none", "architecture.pool=mean"]
     heard = Heard()
-    run = train("digits", out=tmp_path / "run", settings=[*settings, f"head_init={kind}"], listeners=[heard])
+    run = train("digits", out=tmp_path / "run", settings=[*settings, "head_init=probe"], listeners=[heard])
     assert "fitting the head to 1,438 images" in heard.texts
     assert run.metrics("val")[-1]["top1"] > 70  # random features, ten classes
     zero = train("digits", out=tmp_path / "zero", settings=settings)
@@ -144,6 +101,8 @@ def test_one_image_a_class_leaves_nothing_to_choose_by_and_gets_the_strongest_re
     found = FeatureSet(
         values=features.numpy(), labels=labels.numpy(), classes=("a", "b", "c"), unreadable=[], computed=0
     )
-    head = fit_logistic(found)
-    assert head.strength == 1.0
-    assert (features @ head.weight + head.bias).argmax(1).tolist() == labels.tolist()
+    weight, bias = fit_logistic(found)
+    strongest = fit_linear(*found.examples, classes=3, l2=1.0).logits(features.numpy())
+    logits = features.double() @ weight.double() + bias
+    np.testing.assert_allclose(logits.numpy(), strongest.numpy(), atol=1e-4)
+    assert logits.argmax(1).tolist() == labels.tolist()

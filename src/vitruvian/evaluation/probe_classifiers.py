@@ -230,18 +230,8 @@ STRENGTHS = tuple(10.0 ** (power / 2) for power in range(-8, 5))
 """Candidates for the regularization of ridge regression, relative to the mean variance of a feature."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Ridge:
-    """Ridge regression: predictions = features @ weight + bias, in float64."""
-
-    weight: Tensor  # (F, K)
-    bias: Tensor  # (K,)
-    strength: float
-    left_out: Tensor  # (n, K) predictions for each image by a fit without it
-
-
-def fit_ridge(features: Tensor, targets: Tensor) -> Ridge:
-    """Ridge regression in float64, with the strength that predicts images best that are left out.
+def fit_ridge(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight (F, K) and bias (K,) of a ridge regression, with the strength that predicts images best that are left out.
 
     In the eigenbasis of the scatter matrix, X'X = V diag(v) V', a ridge fit of any strength costs one matrix product:
     predictions are (XV) diag(1 / (v + strength)) (XV)'Y. Leaving an image out changes its own residual by the factor
@@ -255,26 +245,25 @@ def fit_ridge(features: Tensor, targets: Tensor) -> Ridge:
     products = projected.T @ y  # (F, K)
     unit = float(variances.mean()) or 1.0
 
-    def leave_one_out(strength: float) -> Tensor:
-        """(n, K) predictions for each image by a fit without it."""
+    def error(strength: float) -> float:
+        """Mean squared error of predictions for each image by a fit without it."""
         shrunk = 1 / (variances.clamp(min=0) + strength * unit)
         leverage = (projected.square() * shrunk).sum(dim=1) + 1 / len(x)
-        return y - (y - projected @ (shrunk[:, None] * products)) / (1 - leverage).clamp(min=1e-6)[:, None]
+        residuals = (y - projected @ (shrunk[:, None] * products)) / (1 - leverage).clamp(min=1e-6)[:, None]
+        return float(residuals.square().mean())
 
-    strength = min(STRENGTHS, key=lambda strength: float((leave_one_out(strength) - y).square().mean()))
-    weight = axes @ (products / (variances.clamp(min=0) + strength * unit)[:, None])
-    bias = y_mean - x_mean @ weight
-    return Ridge(weight=weight, bias=bias, strength=strength, left_out=leave_one_out(strength) + y_mean)
+    weight = axes @ (products / (variances.clamp(min=0) + min(STRENGTHS, key=error) * unit)[:, None])
+    return weight, y_mean - x_mean @ weight
 
 
 def fit_numbers(features: NDArray[Any], targets: NDArray[Any]) -> tuple[Tensor, Tensor]:
     """Weight (F, K) and bias (K,) of ridge regressions of targets (n, K), each on the images whose value is known."""
     x, known = torch.from_numpy(np.asarray(features)), ~np.isnan(targets)
     if known.all():
-        ridge = fit_ridge(x, torch.from_numpy(targets))
-        return ridge.weight, ridge.bias
+        return fit_ridge(x, torch.from_numpy(targets))
     fits = [fit_ridge(x[known[:, k]], torch.from_numpy(targets[known[:, k], k : k + 1])) for k in range(known.shape[1])]
-    return torch.cat([fit.weight for fit in fits], dim=1), torch.cat([fit.bias for fit in fits])
+    weights, biases = zip(*fits)
+    return torch.cat(weights, dim=1), torch.cat(biases)
 
 
 def number_predictions(train: Examples, test: NDArray[Any]) -> NDArray[np.float64]:

@@ -1,15 +1,12 @@
 """The model that a run starts from: random weights or given ones, a fitted head, a whitened stem.
 
-A new head can start as a linear probe of the frozen features. Logistic regression selects its regularization on a part
-of the training images that it holds out. Least squares selects its own, and the scale of the logits, by leave-one-out
-predictions, which need no further fits. So nothing is selected on the images it was fitted to.
+A new head can start as a linear probe of the frozen features. Its regularization is selected on a part of the training
+images that it holds out, so nothing is selected on the images it was fitted to.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,8 +54,8 @@ from vitruvian.weights.parse import LoadHints
 
 STEM_IMAGES = 2_000  # number of images to compute the whitening from; a patch has few values, and an image many patches
 HEAD_IMAGES = 20_000  # maximum number of images to fit a head to
-SCALES = tuple(10.0 ** (power / 20) for power in range(31))
-"""Candidates for the scale of the logits, which are fitted to labels of 0 and 1; above 32 the softmax is saturated."""
+
+Head = tuple[Tensor, Tensor]  # weight (D, K) and bias (K,): logits = features @ weight + bias
 
 
 def initial_model(
@@ -229,16 +226,6 @@ def whiten_stem(model: Model, source: Source) -> None:
         weight[: len(kernels)] = kernels.view(-1, *weight.shape[1:]).to(weight)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LinearHead:
-    """logits = features @ weight + bias."""
-
-    weight: Tensor  # (D, K)
-    bias: Tensor  # (K,)
-    strength: float  # regularization
-    scale: float = 1.0  # factor of the fitted logits
-
-
 def is_fresh(model: Model) -> bool:
     """Whether the head is new, which means all zeros."""
     return model.head is not None and not bool(model.head.weight.any())
@@ -246,7 +233,7 @@ def is_fresh(model: Model) -> bool:
 
 def fit_head(
     model: Model, source: Source, recipe: Recipe, *, processes: Processes, report: Callable[[str], None]
-) -> LinearHead:
+) -> Head:
     """Fit the model's head to its frozen features, which come from the feature store that probes share."""
     was_training = model.training
     encoder = Encoder(model.eval(), device=str(processes.device))
@@ -259,27 +246,27 @@ def fit_head(
     if model.meta.score_function == "identity":
         values, targets = feature_set.examples
         mean, std = np.array(model.meta.target.mean), np.array(model.meta.target.std)
-        weight, bias = classifiers.fit_numbers(values, (targets - mean) / std)
-        head = LinearHead(weight=weight.float(), bias=bias.float(), strength=0.0)
-    elif recipe.head_init == "probe" or source.targets is not None:
-        head = fit_logistic(feature_set)
+        head = classifiers.fit_numbers(values, (targets - mean) / std)
     else:
-        features, labels = torch.from_numpy(feature_set.values), torch.from_numpy(feature_set.labels)
-        head = fit_least_squares(features, labels, len(source.classes), label_smoothing=recipe.label_smoothing)
+        head = fit_logistic(feature_set)
     set_head(model, head, head_bias(recipe, len(source.classes)))
     return head
 
 
 @torch.no_grad()
-def set_head(model: Model, head: LinearHead, bias: float = 0.0) -> None:
-    """Replace the weights of a new head. A distilled model averages two: the second stays zero, the first doubles."""
+def set_head(model: Model, head: Head, added: float = 0.0) -> None:
+    """Replace the weights of a new head, and add to its bias.
+
+    A distilled model averages two: the second stays zero, the first doubles.
+    """
     assert model.head is not None
     heads = 2 if isinstance(model, ViT) and model.head_dist is not None else 1
-    model.head.weight.copy_(heads * head.weight.T)
-    model.head.bias.copy_(heads * head.bias + bias)
+    weight, bias = head
+    model.head.weight.copy_(heads * weight.T)
+    model.head.bias.copy_(heads * bias + added)
 
 
-def fit_logistic(features: FeatureSet) -> LinearHead:
+def fit_logistic(features: FeatureSet) -> Head:
     """Logistic regression as `vit probe` fits it, as a head for features that are not normalized.
 
     If no class has two images, the regularization cannot be selected and is the strongest.
@@ -288,13 +275,13 @@ def fit_logistic(features: FeatureSet) -> LinearHead:
     if features.targets is not None or np.bincount(features.labels).max() > 1:
         parts = classifiers.hold_out_examples(features.examples, classes=classes)
         l2, _ = classifiers.choose_l2(*parts, classes=classes)
-    return head_of_probe(classifiers.fit_linear(*features.examples, classes=classes, l2=l2), l2)
+    return head_of_probe(classifiers.fit_linear(*features.examples, classes=classes, l2=l2))
 
 
-def head_of_probe(probe: classifiers.LinearClassifier, l2: float) -> LinearHead:
+def head_of_probe(probe: classifiers.LinearClassifier) -> Head:
     """A classifier of standardized features as a head."""
-    weight = probe.weights[:-1] / probe.std[:, None]  # (D, K)
-    return LinearHead(weight=weight.float(), bias=(probe.weights[-1] - probe.mean @ weight).float(), strength=l2)
+    weight = probe.weights[:-1] / probe.std[:, None]
+    return weight, probe.weights[-1] - probe.mean @ weight
 
 
 def probe_model(
@@ -313,17 +300,8 @@ def probe_model(
     if shots:
         orders = classifiers.shuffle_classes(features.labels, classes=classes, seed=classifiers.SEEDS[0])
         few = [part[np.concatenate([order[:shots] for order in orders])] for part in features.examples]
-        name, head = "few-shot", head_of_probe(classifiers.fit_fewshot(*few, classes=classes), classifiers.FEWSHOT_L2)
+        name, head = "few-shot", head_of_probe(classifiers.fit_fewshot(*few, classes=classes))
     set_head(model, head)
     origin = f"{name} probe of {encoder.name} on {source.name}, {len(features):,} images; not fitted to {test_is}"
     model.meta = model.meta.for_new_head(tuple(source.classes)).replace(origin=origin)
     return model.eval()
-
-
-def fit_least_squares(features: Tensor, labels: Tensor, classes: int, *, label_smoothing: float = 0.0) -> LinearHead:
-    """Ridge regression on one-hot labels, scaled to the logits with the lowest loss."""
-    ridge = classifiers.fit_ridge(features, F.one_hot(labels, classes))
-    loss = partial(F.cross_entropy, target=labels, label_smoothing=label_smoothing)
-    scale = min(SCALES, key=lambda scale: float(loss(scale * ridge.left_out)))
-    weight, bias = (scale * ridge.weight).float(), (scale * ridge.bias).float()
-    return LinearHead(weight=weight, bias=bias, strength=ridge.strength, scale=scale)

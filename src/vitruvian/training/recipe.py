@@ -94,9 +94,9 @@ class Recipe(Settings):
     head_bias: Annotated[float, Range(-1e6, 1e6)] | Literal["prior"] = 0.0
     """Initial bias of a new head. `prior`: -ln(K - 1), a probability of 1/K for each of K classes with sigmoids; the
     paper's release has -10, which is this for the 21,841 classes of ImageNet-21k."""
-    head_init: Literal["zero", "least_squares", "probe"] = "zero"
-    """Initialization of a new head. `probe`: logistic regression on the frozen features, as `vit probe` fits it;
-    `least_squares`: ridge regression, which is faster with many classes."""
+    head_init: Literal["zero", "probe"] = "zero"
+    """Initialization of a new head. `probe`: logistic regression on the frozen features, as `vit probe` fits it, or
+    ridge regression of numbers."""
     stem_init: Literal["random", "whitening"] = "random"
     """Initialization of a convolutional stem, from scratch only. `whitening`: the first convolution decorrelates the
     pixels of the training images; use `freeze` to keep it fixed."""
