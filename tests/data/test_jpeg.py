@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from vitruvian.data.decode import decode
-from vitruvian.data.jpeg import TRANSFORMS, Box, cut_blocks, decode_box, read_header, shrink_factor
+from vitruvian.data.jpeg import TRANSFORMS, Box, decode_box, read_header, shrink_factor
 from vitruvian.errors import ImageError
 
 WHOLE = (10**6, 10**6)  # wanting so many pixels keeps a part at full size
@@ -36,34 +36,7 @@ def part(data, box, wanted=WHOLE):
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_a_part_equals_the_same_part_of_the_whole_image(mode, options):
     data, box = encoded(make_image(mode=mode), **options), Box(11, 23, 40, 61)
-    assert not read_header(data).separable
     assert np.array_equal(part(data, box), box.crop(np.asarray(decode(data))))
-
-
-@pytest.mark.parametrize("sampling", ["4:2:0", "4:2:2", "4:4:4"])
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_leaving_out_blocks_changes_no_pixel_of_the_part(mode, sampling):
-    data = encoded(make_image(mode=mode), subsampling=sampling, restart_marker_blocks=1)
-    header, whole = read_header(data), np.asarray(decode(data))
-    assert header.separable
-    rng = np.random.default_rng(1)
-    for _ in range(50):
-        rows, columns = rng.integers(1, 76), rng.integers(1, 118)
-        box = Box(int(rng.integers(76 - rows)), int(rng.integers(118 - columns)), int(rows), int(columns))
-        smaller, _, size = cut_blocks(data, header, box)
-        assert np.array_equal(part(data, box), box.crop(whole))
-        assert np.asarray(Image.open(io.BytesIO(smaller))).shape[:2] == size  # an ordinary JPEG again
-    smaller, _, size = cut_blocks(data, header, Box(16, 32, 16, 16))
-    assert len(smaller) < len(data)
-    assert size < (75, 117)
-
-
-def test_leaving_out_blocks_changes_no_pixel_of_a_part_that_is_scaled_down():
-    image = make_image(200, 260)
-    box = Box(64, 32, 96, 160)
-    plain = part(encoded(image), box, (40, 40))
-    assert plain.shape == (48, 80, 3)
-    assert np.array_equal(part(encoded(image, restart_marker_blocks=1), box, (40, 40)), plain)
 
 
 @pytest.mark.parametrize(("wanted", "side"), [((101, 101), 200), ((100, 51), 100), ((50, 50), 50), ((1, 1), 25)])
@@ -80,11 +53,10 @@ def test_a_part_is_meant_in_the_upright_image(orientation):
     image, exif = make_image(), Image.Exif()
     exif[0x0112] = orientation
     box = Box(10, 5, 50, 31)
-    for options in ({}, {"restart_marker_blocks": 1}):
-        data = encoded(image, exif=exif, **options)
-        whole = np.asarray(decode(data))
-        assert read_header(data).size == whole.shape[:2]
-        assert np.array_equal(part(data, box), box.crop(whole))
+    data = encoded(image, exif=exif)
+    whole = np.asarray(decode(data))
+    assert read_header(data).size == whole.shape[:2]
+    assert np.array_equal(part(data, box), box.crop(whole))
 
 
 def test_what_is_not_an_ordinary_jpeg_is_left_to_decode():

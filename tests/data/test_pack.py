@@ -16,7 +16,6 @@ from vitruvian.cli.data import pack as pack_command
 from vitruvian.data import pack as packing
 from vitruvian.data.decode import decode
 from vitruvian.data.formats import open_dataset
-from vitruvian.data.jpeg import read_header
 from vitruvian.data.pack import PackSettings, label_texts, pack, sample_name
 from vitruvian.errors import ConfigError, DataError
 
@@ -77,15 +76,6 @@ def test_images_are_stored_upright_and_gray_ones_gray(tmp_path):
         assert [levels(packed.read(index)).shape for index in range(4)] == [
             (150, 200, 3), (150, 200), (200, 150, 3), (150, 200, 3)
         ]  # fmt: skip
-
-
-def test_a_packed_jpeg_can_be_decoded_in_parts(tmp_path):
-    data = make_photos(tmp_path / "photos", each=1, size=(400, 300))
-    pack(data, tmp_path / "packed", JPEG)
-    content = open_dataset(tmp_path / "packed").train.read(0)
-    header = read_header(content)
-    assert header.separable
-    assert header.block == (16, 16)
 
 
 @pytest.mark.slow
