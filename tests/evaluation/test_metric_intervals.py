@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from vitruvian.evaluation.metrics import (
-    Tally,
     accuracy_interval,
     bootstrap,
-    class_intervals,
     class_mean_interval,
+    class_measures,
     mean_f1,
+    score_logits,
     wilson,
 )
 
@@ -80,10 +80,11 @@ def test_without_mistakes_the_mean_f1_is_as_uncertain_as_the_accuracy():
 
 def test_recall_precision_and_f1_of_a_class_have_intervals():
     logits = torch.eye(3)[torch.tensor([0, 0, 1, 1, 1])]
-    tally = Tally(3)
-    tally.add(logits, torch.tensor([0, 0, 0, 1, 1]), torch.arange(5))
-    measures = tally.measures()
-    recall, precision, f1 = class_intervals(measures, 0)
-    assert (recall, precision) == (wilson(2, 3), wilson(2, 2))
-    assert f1[0] < measures.class_scores[1][0] < f1[1]
-    assert class_intervals(measures, 2) == [None, None, None]
+    measures = class_measures(
+        score_logits(logits, torch.tensor([0, 0, 0, 1, 1]), torch.arange(5), classes=3), classes=3
+    )
+    recall, precision, (f1, (low, high)) = measures.class_rates(0)
+    assert (recall, precision) == ((200 / 3, wilson(2, 3)), (100.0, wilson(2, 2)))
+    assert f1 == pytest.approx(80.0)
+    assert low < f1 < high
+    assert [interval for _, interval in measures.class_rates(2)] == [None, None, None]

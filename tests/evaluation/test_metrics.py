@@ -8,7 +8,7 @@ import torch
 
 from vitruvian.data.loader import Batch
 from vitruvian.errors import DataError, VitruvianError
-from vitruvian.evaluation.metrics import MAX_CONFUSION_CLASSES, Tally, measure
+from vitruvian.evaluation.metrics import MAX_CONFUSION_CLASSES, measure
 
 
 class Parrot(torch.nn.Module):
@@ -49,7 +49,7 @@ def random_case(count=203, classes=7, seed=0):
 
 def test_a_case_worked_out_by_hand():
     logits = [[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]]
-    found = measured(logits, [0, 1, 1], classes=2, mistakes=5)
+    found = measured(logits, [0, 1, 1], classes=2)
     losses = [math.log(1 + math.exp(-2)), math.log(1 + math.exp(-1)), math.log(1 + math.exp(3))]
     assert found.loss == pytest.approx(sum(losses) / 3)
     assert found.top1 == pytest.approx(200 / 3)
@@ -81,7 +81,7 @@ def test_measures_agree_with_a_plain_loop_over_examples():
 @pytest.mark.parametrize("size", [1, 4, 203, 1000])
 def test_how_examples_are_batched_changes_no_measure(size):
     logits, labels = random_case()
-    one, other = (measured(logits, labels, classes=7, size=s, mistakes=9) for s in (50, size))
+    one, other = (measured(logits, labels, classes=7, size=s) for s in (50, size))
     assert (one.confusion == other.confusion).all()
     assert one.mistakes == other.mistakes
     assert one.loss == pytest.approx(other.loss, rel=1e-12)  # sums in another order
@@ -93,11 +93,9 @@ def test_equal_logits_rank_in_the_order_of_classes_as_in_predictions():
     assert found.top5 == 62.5
 
 
-def test_only_the_most_confident_mistakes_are_kept_the_worst_first():
+def test_the_most_confident_mistakes_come_first():
     logits, labels = random_case()
-    kept = measured(logits, labels, classes=7, mistakes=3).mistakes
-    everything = measured(logits, labels, classes=7, mistakes=203).mistakes
-    assert kept == everything[:3]
+    everything = measured(logits, labels, classes=7).mistakes
     probabilities = [mistake.probability for mistake in everything]
     assert probabilities == sorted(probabilities, reverse=True)
     assert len(everything) == 203 - np.trace(measured(logits, labels, classes=7).confusion)
@@ -111,9 +109,7 @@ def test_a_class_without_examples_has_no_accuracy_and_does_not_enter_the_mean():
 
 def test_many_classes_are_counted_without_a_confusion_matrix():
     classes = MAX_CONFUSION_CLASSES + 1
-    tally = Tally(classes)
-    tally.add(torch.eye(classes)[[5, 6]], torch.tensor([5, 7]), torch.tensor([0, 1]))
-    found = tally.measures()
+    found = measured(torch.eye(classes)[[5, 6]], [5, 7], classes=classes)
     assert found.confusion is None
     assert (found.top1, found.mean_per_class) == (50.0, 50.0)
 
@@ -146,7 +142,8 @@ def test_nothing_to_measure_is_an_error():
 
 
 def test_a_process_without_a_part_in_a_batch_calls_the_model_only_if_all_take_part(monkeypatch):
-    monkeypatch.setattr(Tally, "add_up", lambda tally, device: None)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", lambda gathered, rows: gathered[0].extend(rows))
     empty = batch(torch.empty(0), [])
     for all_ranks, calls in ((False, 1), (True, 2)):
         model = Parrot()
@@ -159,7 +156,7 @@ def share(rank, folder):
     logits, labels = random_case(count=9)
     mine = slice(0, 4) if rank == 0 else slice(4, 9)
     part = batch(logits[mine], labels[mine], first=mine.start)
-    found = measure(Parrot(), [part], classes=7, mistakes=3, all_ranks=True)
+    found = measure(Parrot(), [part], classes=7, all_ranks=True)
     torch.save((found.confusion, found.loss, [m.index for m in found.mistakes]), f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -168,7 +165,7 @@ def share(rank, folder):
 def test_two_processes_measure_the_whole_without_counting_an_example_twice(tmp_path):
     torch.multiprocessing.spawn(share, (tmp_path,), nprocs=2)
     logits, labels = random_case(count=9)
-    whole = measured(logits, labels, classes=7, mistakes=3)
+    whole = measured(logits, labels, classes=7)
     for rank in range(2):
         confusion, loss, mistakes = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
         assert (confusion == whole.confusion).all()

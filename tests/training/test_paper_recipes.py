@@ -9,7 +9,7 @@ from PIL import Image
 
 from vitruvian.config import ResNetConfig
 from vitruvian.evaluation.evaluate import evaluate
-from vitruvian.evaluation.metrics import Tally
+from vitruvian.evaluation.metrics import class_measures, score_logits
 from vitruvian.training import read_recipe, recipe_names, train
 from vitruvian.training.initial_model import config_of
 from vitruvian.training.objective import LOSSES
@@ -69,10 +69,9 @@ def test_the_validation_loss_is_the_loss_that_training_minimizes(tmp_path, loss)
 @pytest.mark.parametrize(("score_function", "loss"), [("sigmoid", "bce"), ("softmax", "cross_entropy")])
 def test_metrics_have_the_loss_of_the_score_function(score_function, loss):
     logits, labels = torch.randn(7, 5, generator=torch.Generator().manual_seed(0)), torch.arange(7) % 5
-    tally = Tally(5, mistakes=1, score_function=score_function)
-    tally.add(logits, labels, torch.arange(7))
-    measures = tally.measures()
+    kind = {"classes": 5, "score_function": score_function}
+    measures = class_measures(score_logits(logits, labels, torch.arange(7), **kind), **kind)
     assert measures.loss == pytest.approx(LOSSES[loss](logits, labels, 0.0).mean().item())
-    (worst,) = measures.mistakes
+    worst = measures.mistakes[0]
     probabilities = logits[worst.index].sigmoid() if loss == "bce" else logits[worst.index].softmax(dim=0)
     assert worst.probability == pytest.approx(probabilities.max().item())

@@ -12,7 +12,7 @@ from vitruvian.catalog import resolve
 from vitruvian.config import ModelMeta
 from vitruvian.data.sources import Source
 from vitruvian.errors import FileError, ImageError, TrainingError
-from vitruvian.evaluation.metrics import Tally
+from vitruvian.evaluation.metrics import class_measures, score_logits
 from vitruvian.training.journal import EVENTS_FOLDER, TensorBoard
 from vitruvian.training.recipe import Recipe, read_recipe
 from vitruvian.training.run_folder import create_run
@@ -62,11 +62,10 @@ def run(tmp_path):
     return create_run(tmp_path / "run", Recipe(epochs=3, model="ViT-Ti/16", about="<i>"), facts)
 
 
-def measures(mistakes=2):
-    tally = Tally(2, mistakes=mistakes)
+def measures():
     answers = torch.tensor([[3.0, 0.0], [0.0, 3.0], [4.0, 0.0], [2.0, 0.0]])
-    tally.add(answers, torch.tensor([0, 1, 1, 1]), torch.arange(4))
-    return tally.measures()
+    columns = score_logits(answers, torch.tensor([0, 1, 1, 1]), torch.arange(4), classes=2)
+    return class_measures(columns, classes=2)
 
 
 def test_a_report_names_the_recipe_and_the_command_once_and_has_intervals(tmp_path):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitruvian.cache import scratch_folder
 from vitruvian.data.decode import Unreadable
-from vitruvian.data.formats import open_dataset, open_images
+from vitruvian.data.formats import open_images
 from vitruvian.data.sources import Source
 from vitruvian.engines.export import Forward
 from vitruvian.engines.graph import ImageModel
@@ -207,7 +207,7 @@ def open_labeled(data: object, model: ImageModel, *, training: bool) -> tuple[So
     """The images, and the label space of their classes if the model has them."""
     target = model.meta.target
     try:
-        dataset = open_dataset(data) if target.kind == "single" else open_for(data, target, model.meta.labels or ())
+        dataset = open_for(data, target, model.meta.labels or ())
     except DataError:
         splits = open_images(data)
         return next(iter(splits.values())), None

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.config import DEFAULT_BATCH_SIZE, ScoreFunction
+from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.data.sources import Source
 from vitruvian.errors import ConfigError, DataError
 from vitruvian.evaluation.label_spaces import DatasetLogits
+from vitruvian.evaluation.metrics import probabilities
 from vitruvian.inference import Classifier
 from vitruvian.model.build import Model
 from vitruvian.progress import Track, no_tracking
@@ -75,58 +76,26 @@ class Calibration:
         return self.before is not None and self.after is not None and self.after.loss < self.before.loss
 
 
-def probabilities(logits: Tensor, score_function: ScoreFunction) -> Tensor:  # (n, K) -> (n, K)
-    return logits.softmax(dim=1) if score_function == "softmax" else logits.sigmoid()
-
-
-def log_partition(logits: Tensor, score_function: ScoreFunction) -> Tensor:  # (n, K) -> (n,)
-    """What cross-entropy subtracts from the label's logit: ln(sum(e^x)), or with sigmoids the sum of ln(1 + e^x)."""
-    return logits.logsumexp(dim=1) if score_function == "softmax" else F.softplus(logits).sum(dim=1)
-
-
-def confidences(
-    outputs: DatasetLogits, temperature: float, rows: Rows | None = None
-) -> tuple[NDArray[np.float64], NDArray[np.bool_], float]:
-    """The probability of each image's prediction, whether it is right, and the mean cross-entropy.
-
-    With sigmoids, the cross-entropy is binary and summed over the classes.
-    """
-    best, right, loss, count = [], [], 0.0, 0
-    for part, logits in outputs.pieces(rows):
-        scaled, truth = logits / temperature, torch.from_numpy(outputs.labels[part])
-        likelihood = scaled.gather(1, truth[:, None])[:, 0] - log_partition(scaled, outputs.score_function)
-        chosen = logits.numpy().argmax(axis=1)
-        best.append(probabilities(scaled, outputs.score_function).numpy()[np.arange(len(part)), chosen])
-        right.append(chosen == outputs.labels[part])
-        loss -= float(likelihood.sum())
-        count += len(part)
-    return np.concatenate(best), np.concatenate(right), loss / count
-
-
 def bin_numbers(confidence: NDArray[np.float64]) -> Rows:
     """The bin of each probability; bins include their upper edge."""
     return np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
 
 
-def calibration_error(bins: Rows, confidence: NDArray[np.float64], right: NDArray[np.float64]) -> float:
-    """Expected calibration error in percent; `confidence` and `right` are already multiplied by the image weights."""
-    gaps = np.bincount(bins, right - confidence, minlength=BINS)
-    return 100.0 * float(np.abs(gaps).sum())
+def calibration_error(bins: Rows, gaps: NDArray[np.float64]) -> float:
+    """Expected calibration error in percent, from accuracy minus confidence of each image times its weight (n,)."""
+    return 100.0 * float(np.abs(np.bincount(bins, gaps)).sum())
 
 
 def reliability(outputs: DatasetLogits, temperature: float, rows: Rows | None = None) -> Reliability:
-    confidence, right, loss = confidences(outputs, temperature, rows)
-    bins, total = bin_numbers(confidence), len(confidence)
-    means = [
-        (int((bins == index).sum()), float(confidence[bins == index].mean()), float(right[bins == index].mean()))
-        for index in np.unique(bins)
-    ]
+    measures = outputs.measures(temperature, rows)
+    bins, gaps = bin_numbers(measures.probabilities), measures.right - measures.probabilities
+    parts = [measures.part(np.flatnonzero(bins == index)) for index in np.unique(bins)]
     return Reliability(
-        count=total,
+        count=measures.count,
         temperature=temperature,
-        error=calibration_error(bins, confidence / total, right / total),
-        loss=loss,
-        bins=tuple(Bin(count=n, confidence=100.0 * mean, accuracy=100.0 * correct) for n, mean, correct in means),
+        error=calibration_error(bins, gaps / measures.count),
+        loss=measures.loss,
+        bins=tuple(Bin(count=m.count, confidence=100 * float(m.probabilities.mean()), accuracy=m.top1) for m in parts),
     )
 
 
@@ -189,7 +158,7 @@ def calibration(outputs: DatasetLogits, temperature: float, fit: Fitting) -> Cal
     if fitted in (0.0, np.inf):
         obstacle = "the predictions are no better than chance"
         if not fitted:
-            share = f"all {len(fit_rows):,}" if confidences(dev, 1.0, fit_rows)[1].all() else "nearly all"
+            share = f"all {len(fit_rows):,}" if dev.measures(rows=fit_rows).right.all() else "nearly all"
             obstacle = f"{share} calibration images are classified correctly"
         return Calibration(now=now, obstacle=f"{obstacle} ({dev_name})")
     return Calibration(

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.errors import ConfigError, argument
-from vitruvian.evaluation.calibration import Fitting, Rows, probabilities
+from vitruvian.evaluation.calibration import Fitting, Rows
 from vitruvian.evaluation.label_spaces import DatasetLogits
-from vitruvian.evaluation.metrics import LEVEL, Interval, wilson
+from vitruvian.evaluation.metrics import Interval, central, probabilities, wilson
 from vitruvian.evaluation.target_metrics import LabelMeasures, TargetMeasures
 
 # n images, K classes or outputs, S scores of an image: one, or one for each number
@@ -88,10 +88,9 @@ def fit_thresholds(scores: Floats, coverage: float) -> Floats:
 
 def expected_coverage(coverage: float, count: int) -> Interval:
     """The central LEVEL percent of the coverage for new images, in percent, of thresholds fitted on `count` images."""
-    rank, tail = rank_of(coverage, count), (100.0 - LEVEL) / 2
-    draws = np.random.default_rng(0).beta(count + 1 - rank, rank, DRAWS)
-    low, high = np.percentile(100.0 * draws, [tail, 100.0 - tail])
-    return float(low), float(high)
+    rank = rank_of(coverage, count)
+    ends: Interval = central(100.0 * np.random.default_rng(0).beta(count + 1 - rank, rank, DRAWS))
+    return ends
 
 
 def conformal_sets(

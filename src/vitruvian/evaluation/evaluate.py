@@ -1,6 +1,6 @@
 """Evaluate a model on a dataset, with confidence intervals, calibration and ReaL labels."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from os import PathLike, fspath
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -27,14 +26,13 @@ from vitruvian.evaluation.calibration import (
     bin_numbers,
     calibration,
     calibration_error,
-    confidences,
     fit_rejection,
     fitting,
 )
 from vitruvian.evaluation.conformal import ConformalSets, check_coverage, fit_sets, fit_target_sets
 from vitruvian.evaluation.corruptions import CorruptionResult, check_kinds, measure_corruptions
 from vitruvian.evaluation.label_spaces import DatasetLogits, LabelSpace
-from vitruvian.evaluation.metrics import Interval, accuracy_interval
+from vitruvian.evaluation.metrics import ImageMeasures, Interval, accuracy_interval
 from vitruvian.evaluation.target_metrics import TargetMeasures, measure_outputs
 from vitruvian.inference import Classifier, Encoder
 from vitruvian.model.build import Model
@@ -57,21 +55,21 @@ class Slice:
     interval: Interval
 
 
-def measure_slices(
-    values: Sequence[str], measure: Callable[[NDArray[np.int64]], tuple[float, Interval]], by: str, *, worst: int
-) -> tuple[Slice, ...]:
-    """One slice for each distinct value, with the metric of its rows; worst first (ties: the larger slice first).
-
-    `worst` is 1 if a small value of the metric is bad, -1 if a large one is.
+def measure_slices(measures: ImageMeasures, values: Sequence[str], by: str, seed: int) -> tuple[Slice, ...]:
+    """A slice for each distinct value among those of all images of the source; worst first (ties: larger first).
 
     Raises:
         DataError: There is only one value.
     """
-    names, which = np.unique(np.array(values, object), return_inverse=True)
+    names, which = np.unique(np.array([values[i] for i in measures.indices.tolist()], object), return_inverse=True)
     if len(names) < 2:
-        raise DataError(f"{argument('by', by)}: all {len(values):,} images have the value {names[0]!r}")
-    members = [np.flatnonzero(which == index) for index in range(len(names))]
-    slices = [Slice(str(name), len(rows), *measure(rows)) for name, rows in zip(names, members)]
+        raise DataError(f"{argument('by', by)}: all {measures.count:,} images have the value {names[0]!r}")
+    slices = []
+    for index, name in enumerate(names):
+        part = measures.part(np.flatnonzero(which == index))
+        value = part.scalars().get(measures.metric, np.nan)
+        slices.append(Slice(str(name), part.count, value, part.intervals(seed)[measures.metric]))
+    worst = -1 if measures.metric in LOWER_IS_BETTER else 1
     return tuple(sorted(slices, key=lambda part: (np.isnan(part.value), worst * part.value, -part.count)))
 
 
@@ -95,6 +93,7 @@ class EvaluatedImages:
     by: str  # the column of the slices
     slices: tuple[Slice, ...]  # the most important metric in each part of the images, the worst first
     sets: ConformalSets | None
+    seed: int
 
     def shared_json(self) -> dict[str, Any]:
         """The part of `to_json` that all evaluations have."""
@@ -123,15 +122,45 @@ class Evaluation(EvaluatedImages):
     part: str  # description of the images
     space: LabelSpace
     measures: metrics.Measures
-    among_all: float  # top-1 if all outputs of the model compete, including those that mean no class of the data
-    among_all_top5: float
-    real: float | None
-    real_count: int  # number of images with a ReaL label
-    intervals: dict[str, tuple[float, float]]  # 95% intervals by the names in `to_json`
+    right_by_real: NDArray[np.bool_] | None = field(repr=False)  # of the images with a ReaL label
     calibration: Calibration
     outputs: DatasetLogits = field(repr=False)  # the logits of each image
     corruptions: CorruptionResult | None
     rejection: Rejection | None
+
+    @property
+    def among_all(self) -> float:
+        """Top-1 if all outputs of the model compete, including those that mean no class of the data."""
+        return 100.0 * float((self.outputs.rank_among_all < 1).mean())
+
+    @property
+    def among_all_top5(self) -> float:
+        return 100.0 * float((self.outputs.rank_among_all < 5).mean())
+
+    @property
+    def real(self) -> float | None:
+        return None if self.right_by_real is None else 100.0 * float(self.right_by_real.mean())
+
+    @property
+    def real_count(self) -> int:
+        """Number of images with a ReaL label."""
+        return 0 if self.right_by_real is None else len(self.right_by_real)
+
+    @cached_property
+    def intervals(self) -> dict[str, Interval]:
+        """95% intervals by the names in `to_json`."""
+        bins = bin_numbers(self.measures.probabilities)
+        gaps = self.measures.right - self.measures.probabilities
+
+        def error(drawn: NDArray[np.float64]) -> float:
+            return calibration_error(bins, drawn / drawn.sum() * gaps)
+
+        ends = self.measures.intervals() | {
+            "top1_among_all_outputs": accuracy_interval(self.outputs.rank_among_all < 1),
+            "top5_among_all_outputs": accuracy_interval(self.outputs.rank_among_all < 5),
+            "calibration_error": metrics.bootstrap(error, self.measures.count, seed=self.seed),
+        }
+        return ends if self.right_by_real is None else ends | {"real": accuracy_interval(self.right_by_real)}
 
     @property
     def restricted(self) -> bool:
@@ -182,7 +211,6 @@ class TargetEvaluation(EvaluatedImages):
     """The result of `evaluate` for several labels or numbers."""
 
     measures: TargetMeasures
-    seed: int
 
     @cached_property
     def intervals(self) -> dict[str, Interval]:
@@ -276,19 +304,31 @@ def evaluate(
         check_coverage(coverage)
     kinds = check_kinds(corruptions)
     encoder = model if isinstance(model, Encoder) else Encoder(model)
-    if encoder.model.meta.target.kind != "single":
+    target = encoder.model.meta.target
+    if target.kind != "single":
         for option, value in {"corruptions": kinds, "unknown": unknown, "real": real, "template": template}.items():
             if value:
                 raise ConfigError(f"{argument(option)} is for models of one class per image")
-        classifier = classifier_of(encoder, (), None, flip=flip).with_task_preprocess(data, preprocess)
-        more: Any = {"by": by, "coverage": coverage, "batch_size": batch_size, "track": track}
-        return evaluate_targets(data, classifier, split=split, seed=seed, **more)
-    opened = open_dataset(data)
-    path = fspath(data) if isinstance(data, str | PathLike) else ""
+    opened = open_for(data, target, encoder.model.meta.labels or ())
     classifier = classifier_of(encoder, opened.classes, template, flip=flip).with_task_preprocess(data, preprocess)
     name = default_split(opened.splits) if split is None else next(iter(opened.only(split).splits))
-    source, meta, total = opened.splits[name], classifier.model.meta, classifier.model.config.num_classes
+    source = opened.splits[name]
     values = values_by(source, by) if by else []  # before the model runs
+    run: Any = {"batch_size": batch_size, "track": track}
+    facts: Any = {"data": opened.name, "model": classifier.name, "split": name, "classifier": classifier}
+    facts |= {"source": source, "by": by, "seed": seed}
+    if target.kind != "single":
+        measured, unreadable = run_targets(classifier, source, **run)
+        return TargetEvaluation(
+            measures=measured,
+            unreadable=unreadable,
+            notes=opened.notes,
+            slices=measure_slices(measured, values, by, seed) if by else (),
+            sets=None if coverage is None else fit_target_sets(measured, coverage),
+            **facts,
+        )
+    path = fspath(data) if isinstance(data, str | PathLike) else ""
+    meta, total = classifier.model.meta, classifier.model.config.num_classes
     others = None if unknown is None else Concat(list(open_images(unknown).values()), name=str(unknown))
     if mappings is None:
         mappings = extra_file(path, "mappings") or label_spaces.mappings_beside(path)
@@ -303,71 +343,50 @@ def evaluate(
     labels = None if real_file is None else label_spaces.read_real(real_file)
     if labels is not None and not space.has_imagenet:
         raise DataError("ReaL labels need a model with all classes of ImageNet-1k")
-    outputs = label_spaces.compute_logits(classifier, source, space, batch_size=batch_size, track=track)
+    outputs = label_spaces.compute_logits(classifier, source, space, **run)
     dev = None
     if name == "test" and "val" in opened.splits:
-        dev = label_spaces.compute_logits(classifier, opened.splits["val"], space, batch_size=batch_size, track=track)
+        dev = label_spaces.compute_logits(classifier, opened.splits["val"], space, **run)
     keys = map(source.key, outputs.indices.tolist())
-    right_by_real = None if labels is None else label_spaces.score_real(keys, outputs.imagenet, labels)[1]
     notes = list(opened.notes)
     if name == "train" and Path(classifier.name).expanduser().is_dir():
-        facts = run_facts(locate(classifier.name), path)
-        if facts is not None:
+        trained = run_facts(locate(classifier.name), path)
+        if trained is not None:
             notes.append(
-                f"the model was trained on {facts[1].get('training_images')} of these images; "
-                f"for its validation accuracy see {facts[0] / 'report.html'}"
+                f"the model was trained on {trained[1].get('training_images')} of these images; "
+                f"for its validation accuracy see {trained[0] / 'report.html'}"
             )
-    tally = metrics.Tally(len(space.classes), mistakes=metrics.SHOWN_MISTAKES, score_function=meta.score_function)
-    for rows, logits in outputs.pieces():
-        truth, indices = torch.from_numpy(outputs.labels[rows]), torch.from_numpy(outputs.indices[rows])
-        tally.add(logits / meta.temperature, truth, indices)
-    measures, fit = tally.measures(), fitting(outputs, dev, seed=seed)
+    measures, fit = outputs.measures(meta.temperature), fitting(outputs, dev, seed=seed)
     calibrated = calibration(outputs, meta.temperature, fit)
-    sets, t = None, calibrated.temperature if calibrated.helps and calibrated.temperature else meta.temperature
-    if coverage is not None:
-        sets = fit_sets(fit, outputs, coverage=coverage, t=t)
+    t = calibrated.temperature if calibrated.helps and calibrated.temperature else meta.temperature
     corrupted, rejection = None, None
-    run: Any = {"seed": seed, "batch_size": batch_size, "track": track}
     if others is not None:
-        rejection = fit_rejection(classifier, source, others, temperature=t, **run)
+        rejection = fit_rejection(classifier, source, others, temperature=t, seed=seed, **run)
     if kinds:
         part = source if sample == 0 else first_samples(source, min(sample, len(source)), seed)
-        corrupted = measure_corruptions(classifier, part, space, kinds, **run)
-    right = outputs.logits.argmax(axis=1) == outputs.labels
-
-    def accuracy(rows: NDArray[np.int64]) -> tuple[float, Interval]:
-        return 100.0 * float(right[rows].mean()), accuracy_interval(right[rows])
-
-    in_order = [values[i] for i in outputs.indices.tolist()] if by else []
+        corrupted = measure_corruptions(classifier, part, space, kinds, seed=seed, **run)
     return Evaluation(
-        data=opened.name,
-        model=classifier.name,
-        split=name,
         part="the whole dataset" if len(opened.splits) == 1 else f"the split {name!r}",
         space=space,
         measures=measures,
-        among_all=100.0 * float((outputs.rank_among_all < 1).mean()),
-        among_all_top5=100.0 * float((outputs.rank_among_all < 5).mean()),
-        real=None if right_by_real is None else 100.0 * float(right_by_real.mean()),
-        real_count=0 if right_by_real is None else len(right_by_real),
-        intervals=intervals(measures, outputs, right_by_real, meta.temperature, seed=seed),
+        right_by_real=None if labels is None else label_spaces.score_real(keys, outputs.imagenet, labels)[1],
         calibration=calibrated,
         outputs=outputs,
-        by=by,
-        slices=measure_slices(in_order, accuracy, by, worst=1) if by else (),
-        sets=sets,
+        slices=measure_slices(measures, values, by, seed) if by else (),
+        sets=None if coverage is None else fit_sets(fit, outputs, coverage=coverage, t=t),
         corruptions=corrupted,
         rejection=rejection,
         unreadable=outputs.unreadable,
         left_out=outputs.left_out,
         notes=tuple(notes),
-        classifier=classifier,
-        source=source,
+        **facts,
     )
 
 
 def open_for(data: object, target: Target, labels: tuple[str, ...]) -> Dataset:
     """The dataset with the target of a model: columns named like its outputs if there are any, else the labels."""
+    if target.kind == "single":
+        return open_dataset(data)
     columns = f"{target.kind}:{','.join(labels)}" if target.kind in ("multi", "number") else target.kind
     try:
         return open_dataset(data, target=columns, accepts=(target.kind,))
@@ -375,33 +394,19 @@ def open_for(data: object, target: Target, labels: tuple[str, ...]) -> Dataset:
         return open_dataset(data, target=target.kind, accepts=(target.kind,))
 
 
-def evaluate_targets(
-    data: object,
-    classifier: Classifier,
-    *,
-    split: str | None,
-    seed: int,
-    by: str,
-    coverage: float | None,
-    batch_size: int,
-    track: Track,
-) -> TargetEvaluation:
-    """Evaluate a model on one split of a dataset.
+def run_targets(classifier: Classifier, source: Source, **options: Any) -> tuple[TargetMeasures, list[Unreadable]]:
+    """Run a model of several labels or numbers on a source; the metrics, and the images that cannot be read.
 
     Raises:
-        DataError: The data cannot be read, or has labels, numbers or levels that the model does not know.
+        DataError: The source has labels, numbers or levels that the model does not know.
     """
     target, labels = classifier.model.meta.target, classifier.labels
-    opened = open_for(data, target, labels)
-    name = default_split(opened.splits) if split is None else next(iter(opened.only(split).splits))
-    source = opened.splits[name]
     assert source.targets is not None
     missing = [label for label in source.classes if label not in labels]
     if missing or source.targets.levels != target.levels:
         what = f"levels {brief(source.targets.levels)}" if not missing else f"{brief(missing)} in the data"
         known = target.levels or labels
-        raise DataError(f"the model does not know {what}; it predicts {brief(known)}", where=opened.name)
-    values = values_by(source, by) if by else []  # before the model runs
+        raise DataError(f"the model does not know {what}; it predicts {brief(known)}", where=source.name)
     columns = [labels.index(label) for label in source.classes]
     chosen = {
         key: tuple(getattr(target, key)[column] for column in columns)
@@ -409,45 +414,18 @@ def evaluate_targets(
         if getattr(target, key)
     }
     unreadable: list[Unreadable] = []
-    parts = list(
-        classifier.run_source(
-            classifier.logits, source, np.arange(len(source)), unreadable=unreadable, batch_size=batch_size, track=track
-        )
-    )
+    rows = np.arange(len(source))
+    parts = list(classifier.run_source(classifier.logits, source, rows, unreadable=unreadable, **options))
     indices = np.array([index for part, _ in parts for index in part], np.int64)
-    outputs = np.concatenate([values.numpy()[:, columns] for _, values in parts])
     measures = measure_outputs(
-        outputs,
+        np.concatenate([values.numpy()[:, columns] for _, values in parts]),
         np.asarray(source.labels())[indices],
         indices,
         source.targets,
         target.replace(**chosen),
         fitted=bool(target.thresholds or target.margins),
     )
-    metric = measures.metrics[0]
-
-    def headline(rows: NDArray[np.int64]) -> tuple[float, Interval]:
-        part = measures.part(rows)
-        return part.scalars().get(metric, np.nan), part.intervals(seed)[metric]
-
-    slices: tuple[Slice, ...] = ()
-    if by:
-        worst = -1 if metric in LOWER_IS_BETTER else 1
-        slices = measure_slices([values[i] for i in measures.indices.tolist()], headline, by, worst=worst)
-    return TargetEvaluation(
-        data=opened.name,
-        model=classifier.name,
-        split=name,
-        measures=measures,
-        unreadable=unreadable,
-        notes=opened.notes,
-        classifier=classifier,
-        source=source,
-        seed=seed,
-        by=by,
-        slices=slices,
-        sets=None if coverage is None else fit_target_sets(measures, coverage),
-    )
+    return measures, unreadable
 
 
 def evaluate_classes(data: object, model: Encoder | Model | str | Path, **options: Any) -> Evaluation:
@@ -479,25 +457,6 @@ def classifier_of(
 def default_split(names: Iterable[str]) -> str:
     available = list(names)
     return next((name for name in SPLITS if name in available), available[0])
-
-
-def intervals(
-    measures: metrics.Measures, outputs: DatasetLogits, real: NDArray[np.bool_] | None, temperature: float, *, seed: int
-) -> dict[str, metrics.Interval]:
-    """Confidence intervals by the names of `Evaluation.to_json`."""
-    confidence, right, _ = confidences(outputs, temperature)
-    bins = bin_numbers(confidence)
-
-    def error(drawn: NDArray[np.float64]) -> float:
-        weights = drawn / drawn.sum()
-        return calibration_error(bins, weights * confidence, weights * right)
-
-    ends = measures.intervals | {
-        "top1_among_all_outputs": metrics.accuracy_interval(outputs.rank_among_all < 1),
-        "top5_among_all_outputs": metrics.accuracy_interval(outputs.rank_among_all < 5),
-        "calibration_error": metrics.bootstrap(error, len(outputs), seed=seed),
-    }
-    return ends if real is None else ends | {"real": metrics.accuracy_interval(real)}
 
 
 def save_calibrated(evaluation: Evaluation | TargetEvaluation, folder: Path) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from vitruvian.config import ScoreFunction
 from vitruvian.data.decode import Unreadable
 from vitruvian.data.sources import Source
 from vitruvian.errors import DataError, NotFiniteError
+from vitruvian.evaluation.metrics import Measures, class_measures, score_logits
 from vitruvian.files import read_json, read_object, read_text
 from vitruvian.inference import NOT_FINITE, Classifier
 from vitruvian.progress import Track, no_tracking
@@ -240,6 +242,15 @@ class DatasetLogits:
         for start in range(0, len(rows), PIECE):
             part = rows[start : start + PIECE]
             yield part, torch.from_numpy(self.logits[part]).double()
+
+    def measures(self, temperature: float = 1.0, rows: NDArray[np.int64] | None = None) -> Measures:
+        """The metrics of these rows, all by default, at a temperature."""
+        kind: Any = {"classes": self.logits.shape[1], "score_function": self.score_function}
+        scored = []
+        for part, logits in self.pieces(rows):
+            truth, indices = torch.from_numpy(self.labels[part]), torch.from_numpy(self.indices[part])
+            scored.append(score_logits(logits / temperature, truth, indices, **kind))
+        return class_measures([torch.cat(column) for column in zip(*scored)], **kind)
 
 
 def compute_logits(

@@ -1,17 +1,18 @@
 """Classification metrics and their confidence intervals.
 
-`Tally` counts every example once, over any number of batches and processes. A fraction of images has Wilson's interval,
+Every example counts once, over any number of batches and processes. A fraction of images has Wilson's interval,
 which has a width even if all predictions are correct (E. B. Wilson, 1927). The intervals of the classes combine to that
 of their mean by square roots of sums of squares (MOVER: G. Y. Zou et al., 2009). Other numbers use the bootstrap.
 """
 
-import heapq
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from itertools import chain
 from math import sqrt
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -67,19 +68,98 @@ class Mistake:
     probability: float  # probability of the prediction
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Measures:
-    """Metrics over a set of examples; accuracies in percent."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageMeasures(ABC):
+    """Metrics over a set of images, from what is known about each: arrays whose rows are images."""
 
-    count: int
-    loss: float  # mean cross-entropy without label smoothing; with sigmoids, binary and summed over the classes
-    top1: float
-    top5: float  # the label is among the five best predictions, or among all if there are fewer classes
-    class_counts: Counts  # (K,) examples of each class
-    class_correct: Counts  # (K,) correctly classified examples of each class
-    confusion: Counts | None  # (K, K) by label (row) and prediction (column); None beyond MAX_CONFUSION_CLASSES
-    mistakes: tuple[Mistake, ...] = ()  # the most confident ones, the worst first, as many as were asked for
+    indices: NDArray[np.int64]  # (n,) of the images in their source
+
+    @property
+    def count(self) -> int:
+        return len(self.indices)
+
+    @property
+    @abstractmethod
+    def metric(self) -> str:
+        """The name of the most important metric."""
+
+    @abstractmethod
+    def scalars(self) -> dict[str, float]:
+        """The single numbers, as a record of metrics holds them."""
+
+    @abstractmethod
+    def intervals(self, seed: int = 0) -> dict[str, Interval]:
+        """The confidence interval of each metric."""
+
+    def part(self, rows: NDArray[np.int64]) -> Self:
+        """The metrics of some of the images."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: array[rows] for name, array in values.items() if isinstance(array, np.ndarray)})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Measures(ImageMeasures):
+    """Metrics of one class per image; accuracies in percent."""
+
+    labels: NDArray[np.int64]  # (n,)
+    predictions: NDArray[np.int64]  # (n,)
+    ranks: NDArray[np.int64]  # (n,) classes ranked before the label; equal logits rank in the order of classes
+    probabilities: NDArray[np.float64]  # (n,) of the predictions
+    losses: NDArray[np.float64]  # (n,) cross-entropy without label smoothing; with sigmoids, summed over the classes
+    classes: int  # K
     score_function: ScoreFunction = "softmax"
+
+    @property
+    def metric(self) -> str:
+        return "top1"
+
+    @property
+    def right(self) -> NDArray[np.bool_]:
+        return self.predictions == self.labels
+
+    @property
+    def loss(self) -> float:
+        return float(self.losses.mean())
+
+    @property
+    def top1(self) -> float:
+        return 100.0 * float(self.right.mean())
+
+    @property
+    def top5(self) -> float:
+        """The label is among the five best predictions, or among all if there are fewer classes."""
+        return 100.0 * float((self.ranks < 5).mean())
+
+    @cached_property
+    def class_counts(self) -> Counts:
+        """(K,) examples of each class."""
+        return np.bincount(self.labels, minlength=self.classes)
+
+    @cached_property
+    def class_correct(self) -> Counts:
+        """(K,) correctly classified examples of each class."""
+        return np.bincount(self.labels[self.right], minlength=self.classes)
+
+    @cached_property
+    def class_predicted(self) -> Counts:
+        """(K,) predictions of each class."""
+        return np.bincount(self.predictions, minlength=self.classes)
+
+    @cached_property
+    def confusion(self) -> Counts | None:
+        """(K, K) by label (row) and prediction (column); None beyond MAX_CONFUSION_CLASSES."""
+        if self.classes > MAX_CONFUSION_CLASSES:
+            return None
+        cells = np.bincount(self.labels * self.classes + self.predictions, minlength=self.classes**2)
+        return cells.reshape(self.classes, self.classes)
+
+    @property
+    def mistakes(self) -> list[Mistake]:
+        """The wrong predictions, the most confident one first."""
+        wrong = np.flatnonzero(~self.right)
+        wrong = wrong[np.lexsort((self.indices[wrong], -self.probabilities[wrong]))]
+        columns = (self.indices, self.labels, self.predictions, self.probabilities)
+        return [Mistake(*row) for row in zip(*(column[wrong].tolist() for column in columns))]
 
     @property
     def class_accuracy(self) -> NDArray[np.float64]:
@@ -94,129 +174,78 @@ class Measures:
     @property
     def is_top5_meaningful(self) -> bool:
         """Whether top-5 accuracy is meaningful: there are more than five classes."""
-        return len(self.class_counts) > 5
+        return self.classes > 5
 
     @property
     def mean_per_class(self) -> float:
         return float(self.class_accuracy[self.class_counts > 0].mean())
 
-    @property
-    def intervals(self) -> dict[str, Interval]:
-        """The confidence interval of each accuracy."""
-        hits = {name: round(getattr(self, name) * self.count / 100) for name in ("top1", "top5")}
-        mean = class_mean_interval(self.class_correct, self.class_counts)
-        return {name: wilson(right, self.count) for name, right in hits.items()} | {"mean_per_class": mean}
+    def intervals(self, seed: int = 0) -> dict[str, Interval]:
+        return {
+            "top1": accuracy_interval(self.right),
+            "top5": accuracy_interval(self.ranks < 5),
+            "mean_per_class": class_mean_interval(self.class_correct, self.class_counts),
+        }
 
-    @property
-    def class_scores(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """(K,) precision and F1 of each class in percent; NaN without images, and if there is no confusion matrix."""
-        nan = np.full(len(self.class_counts), np.nan)
-        if self.confusion is None:
-            return nan, nan
-        predicted = self.confusion.sum(axis=0)
-        both = self.class_counts + predicted
-        precision = np.divide(100.0 * self.class_correct, predicted, out=nan.copy(), where=predicted > 0)
-        f1 = np.divide(200.0 * self.class_correct, both, out=nan, where=self.class_counts > 0)
-        return precision, f1
+    def class_rates(self, label: int) -> list[tuple[float, Interval | None]]:
+        """Recall, precision and F1 of a class in percent, with Wilson's intervals; NaN and None if they are unknown.
+
+        F1 is 2 J / (1 + J), where J is the fraction of correct predictions among images of the class or predicted as
+        it.
+        """
+        right, count, predicted = (int(c[label]) for c in (self.class_correct, self.class_counts, self.class_predicted))
+
+        def rate(total: int) -> tuple[float, Interval | None]:
+            return (100.0 * right / total, wilson(right, total)) if total else (np.nan, None)
+
+        jaccard, ends = rate((count + predicted - right) * (count > 0))
+        low, high = (200.0 * end / (100.0 + end) for end in ends or (0.0, 0.0))
+        return [rate(count), rate(predicted), (200.0 * jaccard / (100.0 + jaccard), ends and (low, high))]
 
     def scalars(self) -> dict[str, float]:
-        """The single numbers, as a record of metrics holds them."""
         return {name: getattr(self, name) for name in ("count", "loss", "top1", "top5", "mean_per_class")}
 
 
-class Tally:
-    """Accumulates metrics over batches and processes, in memory that does not grow with the examples."""
+def probabilities(logits: Tensor, score_function: ScoreFunction) -> Tensor:  # (n, K) -> (n, K)
+    return logits.softmax(dim=1) if score_function == "softmax" else logits.sigmoid()
 
-    def __init__(self, classes: int, *, mistakes: int = 0, score_function: ScoreFunction = "softmax") -> None:
-        """Accumulate over `classes` classes and keep the `mistakes` most confident mistakes."""
-        check_range("classes", classes, 2)
-        check_range("mistakes", mistakes, 0)
-        self.classes = classes
-        self.most_mistakes, self.score_function = mistakes, score_function
-        squared = classes**2 if classes <= MAX_CONFUSION_CLASSES else 0
-        self.sums = torch.zeros(2 + 2 * classes + squared, dtype=torch.float64)
-        """Loss, top-5 hits, images and hits per class, confusion matrix: everything that is summed over processes."""
-        self._parts = np.split(self.sums.numpy(), np.cumsum([1, 1, classes, classes]))
-        self.mistakes: list[Mistake] = []  # the most confident ones, the worst first
 
-    def add(self, logits: Tensor, labels: Tensor, indices: Tensor) -> None:
-        """Add logits (B, K) of the examples with these indices; equal logits rank in the order of classes."""
-        scores, truth = logits.detach().cpu().double(), labels.cpu()
-        if scores.shape != (len(truth), self.classes):
-            raise VitruvianError(
-                f"the model returned logits {tuple(scores.shape)} for {len(truth)} examples of {self.classes} classes"
-            )
-        if len(truth) and not 0 <= int(truth.min()) <= int(truth.max()) < self.classes:
-            raise DataError(f"labels from {truth.min()} to {truth.max()}, expected 0 to {self.classes - 1}")
-        broken = scores.isnan().any(dim=1) | (scores == torch.inf).any(dim=1)
-        if broken.any():
-            index = int(indices[int(broken.nonzero()[0])])
-            raise NotFiniteError(f"the model's outputs for example {index} are NaN or infinite")
-        if self.score_function == "softmax":
-            log_probabilities = scores.log_softmax(dim=-1)
-            total = log_probabilities.gather(1, truth[:, None]).sum()
-        else:  # ln sigmoid(x) for the label and ln sigmoid(-x) for all others; they differ by x
-            log_probabilities = F.logsigmoid(scores)
-            total = scores.gather(1, truth[:, None]).sum() + F.logsigmoid(-scores).sum()
-        rank = ranks(scores, truth)
-        predictions = scores.numpy().argmax(axis=1)  # the first of equal maxima; PyTorch returns any of them
-        loss, top5, counts, correct, confusion = self._parts
-        loss -= total.item()
-        top5 += (rank < 5).sum().item()
-        np.add.at(counts, truth.numpy(), 1)
-        np.add.at(correct, truth.numpy()[predictions == truth.numpy()], 1)
-        if len(confusion):
-            np.add.at(confusion, truth.numpy() * self.classes + predictions, 1)
-        wrong = np.flatnonzero(predictions != truth.numpy()).tolist()
-        self._remember(
-            Mistake(int(indices[row]), int(truth[row]), guess, log_probabilities[row, guess].exp().item())
-            for row, guess in zip(wrong, predictions[wrong].tolist())
-        )
+def score_logits(
+    logits: Tensor, labels: Tensor, indices: Tensor, *, classes: int, score_function: ScoreFunction = "softmax"
+) -> tuple[Tensor, ...]:
+    """What `Measures` needs of images with these logits (B, K): indices, labels, predictions, ranks and so on."""
+    scores, truth = logits.detach().cpu().double(), labels.cpu()
+    if scores.shape != (len(truth), classes):
+        shape = tuple(scores.shape)
+        raise VitruvianError(f"the model returned logits {shape} for {len(truth)} examples of {classes} classes")
+    if len(truth) and not 0 <= int(truth.min()) <= int(truth.max()) < classes:
+        raise DataError(f"labels from {truth.min()} to {truth.max()}, expected 0 to {classes - 1}")
+    broken = scores.isnan().any(dim=1) | (scores == torch.inf).any(dim=1)
+    if broken.any():
+        index = int(indices[int(broken.nonzero()[0])])
+        raise NotFiniteError(f"the model's outputs for example {index} are NaN or infinite")
+    # NumPy's argmax is the first of equal maxima; PyTorch returns any of them
+    best = torch.from_numpy(scores.numpy().argmax(axis=1))
+    of_best = probabilities(scores, score_function).gather(1, best[:, None])[:, 0]
+    # cross-entropy subtracts the label's logit from ln(sum(e^x)), or with sigmoids from the sum of ln(1 + e^x)
+    total = scores.logsumexp(dim=1) if score_function == "softmax" else F.softplus(scores).sum(dim=1)
+    losses = total - scores.gather(1, truth[:, None])[:, 0]
+    return indices, truth, best, ranks(scores, truth), of_best, losses
 
-    def _remember(self, mistakes: Iterable[Mistake]) -> None:
-        candidates = [*self.mistakes, *mistakes]
-        self.mistakes = heapq.nlargest(self.most_mistakes, candidates, key=lambda m: (m.probability, -m.index))
 
-    def add_up(self, device: torch.device | str = "cpu") -> None:
-        """All-reduce over the processes of `torch.distributed`."""
-        sums, mistakes = from_all_ranks(self.sums, self.mistakes, device)
-        self.sums.copy_(sums)
-        self.mistakes = []
-        self._remember(mistakes)
-
-    def measures(self) -> Measures:
-        """The metrics of all examples so far. Raises DataError if there are none."""
-        loss, top5, counts, correct, confusion = self._parts
-        count = int(counts.sum())
-        if not count:
-            raise DataError("there are no examples to evaluate the model on")
-        square = confusion.reshape(self.classes, self.classes).astype(np.int64) if len(confusion) else None
-        return Measures(
-            count=count,
-            loss=float(loss[0]) / count,
-            top1=100.0 * float(correct.sum()) / count,
-            top5=100.0 * float(top5[0]) / count,
-            class_counts=counts.astype(np.int64),
-            class_correct=correct.astype(np.int64),
-            confusion=square,
-            mistakes=tuple(self.mistakes),
-            score_function=self.score_function,
-        )
+def class_measures(columns: Sequence[Tensor], *, classes: int, score_function: ScoreFunction = "softmax") -> Measures:
+    """The metrics of images, from the columns of `score_logits`, in the order of their indices."""
+    check_range("classes", classes, 2)
+    order = columns[0].argsort(stable=True)
+    names = ("indices", "labels", "predictions", "ranks", "probabilities", "losses")
+    arrays: Any = {name: column[order].numpy() for name, column in zip(names, columns)}
+    return Measures(**arrays, classes=classes, score_function=score_function)
 
 
 def headline(scalars: Mapping[str, Any]) -> tuple[str, str]:
     """The name of the most important metric in a record, and its text, such as `top-1 91.20%`."""
     name = next(name for name in METRIC_TEXTS if name in scalars)
     return name, METRIC_TEXTS[name].format(scalars[name])
-
-
-def from_all_ranks(sums: Tensor, objects: list[Item], device: torch.device | str) -> tuple[Tensor, list[Item]]:
-    """All-reduce `sums` and gather the objects of all processes."""
-    moved = sums.to(device)
-    dist.all_reduce(moved)
-    gathered: list[list[Item]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(gathered, objects)
-    return moved.cpu(), list(chain.from_iterable(gathered))
 
 
 def ranks(logits: Tensor, labels: Tensor) -> Tensor:  # (B, K), (B,) -> (B,)
@@ -231,54 +260,81 @@ def measure(
     batches: Iterable[Batch],
     *,
     classes: int,
+    score_function: ScoreFunction = "softmax",
+    **options: Any,
+) -> Measures:
+    """Evaluate a model of one class per image on all examples of the batches, with the options of `score_batches`."""
+    kind: Any = {"classes": classes, "score_function": score_function}
+
+    def score(outputs: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        return score_logits(outputs, batch.labels, batch.indices, **kind)
+
+    return class_measures(score_batches(model, batches, score, **options), **kind)
+
+
+def score_batches(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    score: Callable[[Tensor, Batch], tuple[Tensor, ...]],
+    *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
-    mistakes: int = 0,
-    score_function: ScoreFunction = "softmax",
     all_ranks: bool = False,
-) -> Measures:
-    """Evaluate a model in eval mode on all examples of the batches.
+) -> list[Tensor]:
+    """Columns of what `score` returns for each batch and its outputs, with the model in eval mode.
 
     Args:
-        model: Called with normalized pixels; returns logits (B, K).
+        model: Called with normalized pixels.
         batches: Batches of a `Loader`.
+        score: Returns tensors with a row for each image.
+        device: Device of the model.
         dtype: Compute under autocast to this type.
-        mistakes: Number of the most confident mistakes to keep.
-        score_function: How logits become probabilities; decides the loss.
-        all_ranks: Every process of `torch.distributed` passes its own batches, equally many, and gets the metrics over
-            all of them.
-    """
-    tally = Tally(classes, mistakes=mistakes, score_function=score_function)
+        all_ranks: Every process of `torch.distributed` passes its own batches, equally many, and gets the rows of all.
 
-    def count(batch: Batch) -> tuple[Tensor, ...]:
+    Raises:
+        DataError: There are no images.
+    """
+
+    def run(batch: Batch) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         pixels = batch.pixels.to(device, non_blocking=True)
         with autocast(device, dtype):
-            tally.add(model(pixels), batch.labels, batch.indices)
-        return (pixels[:1],)
+            return score(model(pixels), batch), (pixels[:1],)
 
-    count_all(model, batches, count, all_ranks=all_ranks)
-    if all_ranks:
-        tally.add_up(device)
-    return tally.measures()
+    parts = run_batches(model, batches, run, all_ranks=all_ranks)
+    if not parts:
+        raise DataError("there are no examples to evaluate the model on")
+    return [torch.cat(column) for column in zip(*parts)]
 
 
-def count_all(
-    model: nn.Module, batches: Iterable[Batch], count: Callable[[Batch], tuple[Tensor, ...]], *, all_ranks: bool
-) -> None:
-    """Call `count` for every batch, with the model in eval mode.
+def run_batches(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    run: Callable[[Batch], tuple[Item, tuple[Tensor, ...]]],
+    *,
+    all_ranks: bool,
+) -> list[Item]:
+    """The results of `run` for every batch, with the model in eval mode.
 
-    `count` calls the model and returns its arguments for a single image. With `all_ranks`, a process whose part of a
-    batch is empty calls the model with those again: a sharded model needs all processes in every forward pass.
+    `run` calls the model, and also returns its arguments for a single image. With `all_ranks`, the results are those of
+    all processes, and a process whose part of a batch is empty calls the model with these arguments again: a sharded
+    model needs all processes in every forward pass.
     """
+    results: list[Item] = []
     with eval_mode(model), torch.no_grad():  # inference_mode would make tensors that sharded models cannot train with
         single_image: tuple[Tensor, ...] | None = None
         for batch in batches:
             if len(batch):
-                single_image = count(batch)
+                result, single_image = run(batch)
+                results.append(result)
             elif all_ranks:
                 if single_image is None:
                     raise DataError("fewer evaluation examples than processes")
                 model(*single_image)
+    if not all_ranks:
+        return results
+    gathered: list[list[Item]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, results)
+    return list(chain.from_iterable(gathered))
 
 
 def autocast(device: torch.device | str, dtype: torch.dtype | None) -> AbstractContextManager[object]:
@@ -289,7 +345,7 @@ LEVEL = 95.0  # confidence level in percent
 Z = 1.959963984540054  # standard errors on either side of the mean that contain LEVEL percent of a normal distribution
 RESAMPLES = 1000
 
-Statistic = Callable[[NDArray[np.float64]], float]  # computes a number from how often each image was drawn (n,)
+Statistic = Callable[[NDArray[np.float64]], Any]  # a number, or several, from how often each image was drawn (n,)
 
 
 def wilson(right: float, count: float) -> Interval:
@@ -317,20 +373,6 @@ def class_mean_interval(right: NDArray[np.int64], counts: NDArray[np.int64]) -> 
     return wilson(float((right / counts).mean()) * effective, effective)
 
 
-def class_intervals(measures: Measures, label: int) -> list[Interval | None]:
-    """Wilson's intervals of recall, precision and F1 of a class; None if they are unknown.
-
-    F1 is 2 J / (1 + J), where J is the fraction of correct predictions among images of the class or predicted as it.
-    """
-    right, count = int(measures.class_correct[label]), int(measures.class_counts[label])
-    predicted = 0 if measures.confusion is None else int(measures.confusion[:, label].sum())
-    recall, precision, jaccard = (
-        wilson(right, total) if total else None for total in (count, predicted, count + predicted - right)
-    )
-    f1 = None if jaccard is None else tuple(200.0 * end / (100.0 + end) for end in jaccard)
-    return [recall, precision, cast(Interval | None, f1)]
-
-
 def mean_f1(confusion: Counts) -> tuple[float, Interval]:
     """The mean F1 of the classes that have images, in percent, and its interval.
 
@@ -352,13 +394,21 @@ def mean_f1(confusion: Counts) -> tuple[float, Interval]:
     return 100.0 * mean, wilson(mean * effective, effective)
 
 
-def bootstrap(statistic: Statistic, count: int, *, seed: int, resamples: int = RESAMPLES) -> Interval:
-    """The central LEVEL percent of a statistic over `resamples` draws of `count` images with replacement."""
+def bootstrap(statistic: Statistic, count: int, *, seed: int, resamples: int = RESAMPLES) -> Any:
+    """The central LEVEL percent of a statistic over `resamples` draws of `count` images with replacement.
+
+    An interval; or a list of intervals, if the statistic is a list of numbers. NaN is left out.
+    """
     generator = np.random.default_rng(seed)
     values = [
         statistic(np.bincount(generator.integers(count, size=count), minlength=count).astype(np.float64))
         for _ in range(resamples)
     ]
+    return central(values)
+
+
+def central(draws: Sequence[Any] | NDArray[np.float64]) -> Any:
+    """The central LEVEL percent of draws (n,), or a list of those of draws (n, K)."""
     tail = (100.0 - LEVEL) / 2
-    low, high = np.percentile(values, [tail, 100.0 - tail])
-    return float(low), float(high)
+    ends = np.nanpercentile(draws, [tail, 100.0 - tail], axis=0)
+    return tuple(ends.tolist()) if ends.ndim == 1 else list(zip(*ends.tolist()))

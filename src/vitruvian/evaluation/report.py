@@ -1,6 +1,7 @@
 """Reports of evaluations and probes, and the sections on metrics that training reports share."""
 
 from collections.abc import Iterator, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from vitruvian.evaluation.metrics import (
     Counts,
     Interval,
     Measures,
-    class_intervals,
     mean_f1,
 )
 from vitruvian.evaluation.probe import ProbeReport
@@ -248,9 +248,9 @@ def probe_summary(report: ProbeReport) -> str:
 
 def measure_tiles(measures: Measures) -> dict[str, str]:
     """The single numbers by display name."""
-    numbers = measures.scalars()
+    numbers, ends = measures.scalars(), measures.intervals()
     names = {key: name for key, name in MEASURE_NAMES.items() if key != "top5" or measures.is_top5_meaningful}
-    tiles = {name: with_interval(numbers[key], measures.intervals[key]) for key, name in names.items()}
+    tiles = {name: with_interval(numbers[key], ends[key]) for key, name in names.items()}
     if measures.confusion is not None:
         tiles["mean F1"] = with_interval(*mean_f1(measures.confusion))
     return tiles | {measures.loss_name: f"{measures.loss:.4f}", "images": f"{measures.count:,}"}
@@ -263,20 +263,13 @@ def with_interval(percent: float, interval: Interval) -> str:
 
 def measure_sections(measures: Measures, classes: Sequence[str], source: Source | None = None) -> Markup:
     """Confusion matrix, most confident mistakes with their images from `source`, and classes, worst first."""
-    mistakes = [
-        {
-            "image": thumbnail_of(source, mistake.index),
-            "prediction": classes[mistake.prediction],
-            "percent": 100 * mistake.probability,
-            "label": classes[mistake.label],
-            "key": source.key(mistake.index),
-        }
-        for mistake in measures.mistakes
-        if source is not None
-    ]
+    mistakes = []
+    for mistake in measures.mistakes[:SHOWN_MISTAKES] if source is not None else ():
+        assert source is not None
+        text = {"prediction": classes[mistake.prediction], "label": classes[mistake.label]}
+        image = {"image": thumbnail_of(source, mistake.index), "key": source.key(mistake.index)}
+        mistakes.append(image | text | {"percent": 100 * mistake.probability})
     counts, correct, accuracy = measures.class_counts, measures.class_correct, measures.class_accuracy
-    scores = (accuracy, *measures.class_scores)
-    intervals = [class_intervals(measures, c) for c in range(len(classes))]
     worst_first = np.lexsort((-counts, np.nan_to_num(accuracy, nan=np.inf)))  # classes without images come last
     return render(
         "measures.html",
@@ -284,12 +277,7 @@ def measure_sections(measures: Measures, classes: Sequence[str], source: Source 
         matrix=len(classes) <= MAX_MATRIX_CLASSES,
         mistakes=mistakes,
         classes=[
-            (
-                classes[i],
-                int(counts[i]),
-                int(correct[i]),
-                *map(percent_bar, (float(s[i]) for s in scores), intervals[i]),
-            )
+            (classes[i], int(counts[i]), int(correct[i]), *starmap(percent_bar, measures.class_rates(i)))
             for i in worst_first
         ],
     )

@@ -4,21 +4,20 @@ Thresholds and margins are fitted on the images that are measured. Metrics that 
 images, those fitted on the other half, so that they are not flattered; all images fit what is saved with the model.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Self
+from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitruvian.data.loader import Batch
 from vitruvian.errors import DataError, NotFiniteError
-from vitruvian.evaluation.metrics import RESAMPLES, Interval, autocast, bootstrap, count_all
+from vitruvian.evaluation.metrics import RESAMPLES, ImageMeasures, Interval, bootstrap, score_batches
 from vitruvian.targets import COVERAGE, KINDS, Target, TargetTable
 
 # n images, K outputs: labels or numbers
@@ -31,20 +30,15 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TargetMeasures(ABC):
-    """Metrics over a set of images."""
+class TargetMeasures(ImageMeasures):
+    """Metrics of several labels or of numbers."""
 
     names: tuple[str, ...]  # (K)
-    indices: NDArray[np.int64]  # (n,) of the images in their source
     targets: Floats  # (n, K) NaN if unknown
     scores: Floats  # (n, K) probabilities of labels, or predicted numbers
     loss: float
     target: Target  # what the model has saved
     fitted: bool = False  # whether to use the thresholds and margins of `target`
-
-    @property
-    def count(self) -> int:
-        return len(self.indices)
 
     @property
     def known(self) -> Mask:
@@ -54,20 +48,18 @@ class TargetMeasures(ABC):
     def metrics(self) -> tuple[str, ...]:
         return KINDS[self.target.kind].metrics
 
+    @property
+    def metric(self) -> str:
+        return self.metrics[0]
+
     def scalars(self) -> dict[str, float]:
-        """The single numbers, as a record of metrics holds them."""
         values = self.values(np.ones(self.count))
         return {"count": self.count, "loss": self.loss} | {k: v for k, v in values.items() if np.isfinite(v)}
 
     def headline_interval(self) -> dict[str, float]:
         """The interval of the most important metric, such as `map_low` and `map_high`."""
-        name = self.metrics[0]
-        low, high = self.intervals()[name]
-        return {f"{name}_low": low, f"{name}_high": high} if np.isfinite(low + high) else {}
-
-    def part(self, rows: NDArray[np.int64]) -> Self:
-        """The metrics of some of the images."""
-        return replace(self, indices=self.indices[rows], targets=self.targets[rows], scores=self.scores[rows])
+        low, high = self.intervals()[self.metric]
+        return {f"{self.metric}_low": low, f"{self.metric}_high": high} if np.isfinite(low + high) else {}
 
     @abstractmethod
     def values(self, drawn: Floats) -> dict[str, float]:
@@ -93,16 +85,12 @@ class TargetMeasures(ABC):
     def intervals(self, seed: int = 0) -> dict[str, Interval]:
         """Bootstrap intervals of the metrics."""
         resamples = int(np.clip(BOOTSTRAP_CELLS / self.targets.size, 50, RESAMPLES))
-        resampled: list[dict[str, float]] = []
 
-        def statistic(drawn: Floats) -> float:
-            resampled.append(self.values(drawn))
-            return 0.0
+        def statistic(drawn: Floats) -> list[float]:
+            values = self.values(drawn)
+            return [values[name] for name in self.metrics]
 
-        bootstrap(statistic, self.count, seed=seed, resamples=resamples)
-        columns = {name: [values[name] for values in resampled] for name in self.metrics}
-        ends = {name: np.nanpercentile(column, [2.5, 97.5]) for name, column in columns.items()}
-        return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
+        return dict(zip(self.metrics, bootstrap(statistic, self.count, seed=seed, resamples=resamples)))
 
 
 class SortedScores:
@@ -319,29 +307,14 @@ def measure_targets(
     table: TargetTable,
     target: Target,
     losses: Callable[[Tensor, Tensor], Tensor],
-    *,
-    device: torch.device,
-    dtype: torch.dtype | None = None,
-    all_ranks: bool = False,
+    **options: Any,
 ) -> TargetMeasures:
-    """Evaluate a model in eval mode, as `metrics.measure` does; `losses` computes those of outputs and row numbers."""
-    parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    """Evaluate a model with the options of `score_batches`; `losses` computes those of outputs and row numbers."""
 
-    def count(batch: Batch) -> tuple[Tensor, ...]:
-        pixels = batch.pixels.to(device, non_blocking=True)
-        with autocast(device, dtype):
-            outputs = model(pixels).float()
-        parts.append((outputs.cpu(), batch.labels, batch.indices, losses(outputs, batch.labels).cpu()))
-        return (pixels[:1],)
+    def score(outputs: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        outputs = outputs.float()
+        return outputs.cpu(), batch.labels, batch.indices, losses(outputs, batch.labels).cpu()
 
-    count_all(model, batches, count, all_ranks=all_ranks)
-    gathered = [parts]
-    if all_ranks:
-        gathered = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(gathered, parts)
-    joined = [part for rank in gathered for part in rank]
-    if not joined:
-        raise DataError("there are no examples to evaluate the model on")
-    outputs, labels, indices, losses_of = (torch.cat(column) for column in zip(*joined))
+    outputs, labels, indices, losses_of = score_batches(model, batches, score, **options)
     loss = float(losses_of.double().mean())
     return measure_outputs(outputs.numpy(), labels.numpy(), indices.numpy(), table, target, loss=loss)

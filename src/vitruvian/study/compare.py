@@ -118,10 +118,10 @@ def compare(
     names = tuple(f"{name} ({i})" if short.count(name) > 1 else name for i, name in enumerate(short, 1))
     if any(evaluation.space.labels.tolist() != first.space.labels.tolist() for evaluation in evaluations):
         raise DataError("the models know different classes of the data", where=first.data)
-    indices: NDArray[np.int64] = reduce(np.intersect1d, [evaluation.outputs.indices for evaluation in evaluations])
-    rows = [np.isin(evaluation.outputs.indices, indices) for evaluation in evaluations]
-    predictions = np.stack([e.outputs.logits.argmax(axis=1)[chosen] for e, chosen in zip(evaluations, rows)])  # (M, n)
-    labels = first.outputs.labels[rows[0]]
+    indices: NDArray[np.int64] = reduce(np.intersect1d, [evaluation.measures.indices for evaluation in evaluations])
+    rows = [np.isin(evaluation.measures.indices, indices) for evaluation in evaluations]
+    predictions = np.stack([e.measures.predictions[chosen] for e, chosen in zip(evaluations, rows)])  # (M, n)
+    labels = first.measures.labels[rows[0]]
     right = predictions == labels
     classes, counts = first.space.classes, np.bincount(labels, minlength=len(first.space.classes))
     hits = np.stack([np.bincount(labels[row], minlength=len(classes)) for row in right])

@@ -23,9 +23,8 @@ from vitruvian.data.formats import BUILT_IN
 from vitruvian.data.groups import assign_folds
 from vitruvian.data.sources import all_but_test
 from vitruvian.errors import ConfigError, Interrupted, TrainingError, argument
-from vitruvian.evaluation.calibration import probabilities
 from vitruvian.evaluation.evaluate import evaluate_classes
-from vitruvian.evaluation.metrics import MEASURE_NAMES, TARGET_NAMES
+from vitruvian.evaluation.metrics import MEASURE_NAMES, TARGET_NAMES, probabilities
 from vitruvian.evaluation.out_of_fold import PREDICTIONS_FILE, FoldResult, OutOfFold
 from vitruvian.evaluation.target_metrics import TargetMeasures
 from vitruvian.files import read_json, read_object, write_json, write_text

@@ -14,7 +14,7 @@ from vitruvian.config import Preprocess, ViTConfig
 from vitruvian.data.loader import Batch
 from vitruvian.data.order import generator_for
 from vitruvian.errors import ConfigError, DataError
-from vitruvian.evaluation.metrics import autocast, count_all, from_all_ranks
+from vitruvian.evaluation.metrics import autocast, run_batches
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.training.objective import Objective
@@ -152,29 +152,25 @@ class Colors(Objective):
     def evaluate(self, batches: Iterable[Batch], images: int, *, all_ranks: bool) -> ColorMeasures:
         """The metrics over all validation images, which are corrupted in the same way each time."""
         shown = set(np.linspace(0, images - 1, EXAMPLES).astype(int).tolist())
-        examples: list[MaskedExample] = []
-        sums = torch.zeros(4, dtype=torch.float64)  # images, patches, total loss and correct predictions
 
-        def count(batch: Batch) -> tuple[Tensor, ...]:
-            """Add a batch; returns the model inputs of one image, for a process that has run out of them."""
+        def run(batch: Batch) -> tuple[tuple[list[float], list[MaskedExample]], tuple[Tensor, ...]]:
             draws = draws_for(batch.indices.tolist(), self.patches(batch.pixels), EVALUATION_SEED)
             pixels, moved = batch.pixels.to(self.device), draws.to(self.device)
             losses, correct, predicted = self.patch_losses(self.model, pixels, moved)
-            totals = losses.double().sum().item(), correct.double().sum().item()
-            sums.add_(torch.tensor([len(batch), losses.numel(), *totals]))
-            corruption = corruption_of(draws, self.model.mask_ratio)
+            sums = [len(batch), losses.numel(), losses.double().sum().item(), correct.double().sum().item()]
+            corruption, examples = corruption_of(draws, self.model.mask_ratio), []
             for row, index in enumerate(batch.indices.tolist()):
                 if index in shown:
                     parts = (corruption.chosen, corruption.masked, corruption.taken_from, predicted)
                     arrays = (tensor[row].cpu().numpy() for tensor in (batch.pixels, *parts))
                     examples.append(MaskedExample(index, *arrays))
-            return pixels[:1], moved[:1]
+            return (sums, examples), (pixels[:1], moved[:1])
 
-        count_all(self.model, batches, count, all_ranks=all_ranks)
-        totals, kept = from_all_ranks(sums, examples, self.device) if all_ranks else (sums, examples)
-        count_images, patches, loss, correct = totals.tolist()
-        if not patches:
+        results = run_batches(self.model, batches, run, all_ranks=all_ranks)
+        if not results:
             raise DataError("no validation image to evaluate the model on")
+        count_images, patches, loss, correct = map(sum, zip(*(sums for sums, _ in results)))
+        kept = [example for _, examples in results for example in examples]
         return ColorMeasures(
             count=int(count_images),
             patches=int(patches),

@@ -20,7 +20,7 @@ from vitruvian.config import Preprocess
 from vitruvian.data.loader import Batch
 from vitruvian.data.sources import Source, class_sizes
 from vitruvian.errors import ConfigError, DataError
-from vitruvian.evaluation.metrics import SHOWN_MISTAKES, Measures, autocast, measure
+from vitruvian.evaluation.metrics import Measures, autocast, measure
 from vitruvian.evaluation.target_metrics import TargetMeasures, measure_targets
 from vitruvian.inference import Encoder
 from vitruvian.machine import choose_precision
@@ -95,7 +95,6 @@ class Labels(Objective):
             classes=self.model.config.num_classes,
             device=self.device,
             dtype=self.dtype,
-            mistakes=SHOWN_MISTAKES,
             score_function=self.recipe.score_function,
             all_ranks=all_ranks,
         )
