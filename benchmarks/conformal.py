@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 import vitruvian as vt
-from vitruvian.evaluation.calibration import probabilities
 from vitruvian.evaluation.conformal import fit_threshold
 from vitruvian.evaluation.evaluate import evaluate_classes
+from vitruvian.evaluation.metrics import probabilities
 
 PROMISES = (0.8, 0.9, 0.95)
 

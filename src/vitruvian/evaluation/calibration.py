@@ -276,8 +276,9 @@ def fit_rejection(
     model, meta = classifier.model, classifier.model.meta
     head = model.head if isinstance(model, Model) and getattr(model, "head_dist", None) is None else None
     plain = head is not None and meta.score_function == "softmax" and meta.cascade is None and not classifier.flip
-    parts: list[tuple[list[Tensor], list[Tensor], NDArray[np.int64]]] = []  # thirds of logits and features, labels
     options: Any = {"batch_size": batch_size, "track": track}
+    parts: list[list[tuple[Tensor, Tensor]]] = []  # logits and features to fit, to choose and to measure on
+    labels = np.empty(0, np.int64)  # of the known images to fit on
 
     def run(forward: Callable[[Tensor], Tensor], source: Source) -> tuple[list[int], Tensor]:
         pieces = list(classifier.run_source(forward, source, np.arange(len(source)), unreadable=[], **options))
@@ -285,16 +286,13 @@ def fit_rejection(
 
     for source in (known, unknown):
         if len(source) < FEWEST_UNKNOWN:
-            raise DataError(
-                f"{len(source)} images are too few, at least {FEWEST_UNKNOWN} are needed", where=source.name
-            )
+            reason = f"{len(source)} images are too few, at least {FEWEST_UNKNOWN} are needed"
+            raise DataError(reason, where=source.name)
         indices, logits = run(classifier.logits, source)
         features = run(classifier.features, source)[1] if plain else logits
-        order = torch.from_numpy(np.random.default_rng(seed).permutation(len(indices)))
-        sizes = [len(order) // 4, len(order) // 4, len(order) - 2 * (len(order) // 4)]
-        split = [[values[rows] for rows in torch.split(order, sizes)] for values in (logits, features)]
-        parts.append((split[0], split[1], np.asarray(source.labels())[np.array(indices)][order[: sizes[0]]]))
-    (_, fit, labels), (_, others, _) = parts
+        order, quarter = np.random.default_rng(seed).permutation(len(indices)), len(indices) // 4
+        parts.append([(logits[rows], features[rows]) for rows in np.split(order, [quarter, 2 * quarter])])
+        labels = np.asarray(source.labels())[np.array(indices)[order[:quarter]]] if source is known else labels
     scores: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         "probability": lambda z, f: probabilities(z / temperature, meta.score_function).amax(dim=1),
         "energy": lambda z, f: z.logsumexp(dim=1),
@@ -302,29 +300,27 @@ def fit_rejection(
     shifted: nn.Linear | None = None
     if plain:
         assert head is not None
+        (_, fit), (_, others) = (quarters[0] for quarters in parts)
         shifted = deepcopy(head).float().cpu()
-        shift_energy(shifted, fit[0].float(), [others[0].float()])
+        shift_energy(shifted, fit.float(), [others.float()])
         weight, bias = shifted.weight.detach().double(), shifted.bias.detach().double()
-        bank = nn.functional.normalize(fit[0], dim=1)
-        classes, which = np.unique(labels, return_inverse=True)
-        means = torch.stack([fit[0][torch.from_numpy(which == k)].mean(dim=0) for k in range(len(classes))])
-        rest = fit[0] - means[torch.from_numpy(which)]
-        covariance = rest.T @ rest / len(rest)
-        variance = covariance.trace() / len(covariance)
-        covariance *= 1 - SHRINKAGE
-        covariance.diagonal().add_(SHRINKAGE * variance + 1e-6)
+        bank = F.normalize(fit, dim=1)
+        of_class = F.one_hot(torch.from_numpy(np.unique(labels, return_inverse=True)[1])).double()  # (n, K)
+        means = of_class.T @ fit / of_class.sum(dim=0)[:, None]
+        rest = fit - of_class @ means
+        covariance = (1 - SHRINKAGE) * rest.T @ rest / len(rest)
+        covariance.diagonal().add_(SHRINKAGE / (1 - SHRINKAGE) * covariance.trace() / len(covariance) + 1e-6)
         whiten = torch.linalg.inv(torch.linalg.cholesky(covariance)).T
         scores |= {
             "fitted energy": lambda z, f: (f @ weight.T + bias).logsumexp(dim=1),
-            "neighbors": lambda z, f: (nn.functional.normalize(f, dim=1) @ bank.T).amax(dim=1),
+            "neighbors": lambda z, f: (F.normalize(f, dim=1) @ bank.T).amax(dim=1),
             "mahalanobis": lambda z, f: -torch.cdist(f @ whiten, means @ whiten).amin(dim=1),
         }
     # by score: known and unknown images to choose by, then those to measure on
     values = {
-        name: [[score(z[k], f[k]).numpy() for z, f, _ in parts] for k in (1, 2)] for name, score in scores.items()
+        name: [[score(*quarters[k]).numpy() for quarters in parts] for k in (1, 2)] for name, score in scores.items()
     }
     quality = {name: auroc(*choose) for name, (choose, _) in values.items()}
-    best = max(quality, key=quality.__getitem__)
     chosen = max((name for name in quality if name in SAVED_ON), key=quality.__getitem__)
     (dev, _), (accepted, rejected) = values[chosen]
     threshold = float(np.quantile(dev, 1 - TRUE_POSITIVES, method="lower"))
@@ -333,7 +329,7 @@ def fit_rejection(
         unknown=len(rejected),
         auroc={name: auroc(*measured) for name, (_, measured) in values.items()},
         fpr={name: false_positives(*measured) for name, (_, measured) in values.items()},
-        best=best,
+        best=max(quality, key=quality.__getitem__),
         chosen=chosen,
         threshold=threshold,
         accepted=100.0 * float((accepted >= threshold).mean()),

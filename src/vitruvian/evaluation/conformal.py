@@ -9,7 +9,7 @@ This is the mean over all choices of the n images. For one choice the probabilit
 distributed as Beta(n + 1 - k, k) if no scores are equal, with a standard deviation of about sqrt(c (1 - c) / n).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import floor
 from typing import Any
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from vitruvian.errors import ConfigError, argument
 from vitruvian.evaluation.calibration import Fitting, Rows
-from vitruvian.evaluation.label_spaces import DatasetLogits
+from vitruvian.evaluation.label_spaces import PIECE, DatasetLogits
 from vitruvian.evaluation.metrics import Interval, central, probabilities, wilson
 from vitruvian.evaluation.target_metrics import LabelMeasures, TargetMeasures
 
@@ -55,10 +55,10 @@ class ConformalSets:
 
 @dataclass(frozen=True, slots=True)
 class Conformity:
-    """The scores of images, and how large their sets are."""
+    """The scores of images, and the outputs that are in a set if they reach its threshold."""
 
     scores: Floats  # (n, S) NaN if the truth is unknown
-    sizes: Callable[[Rows, Floats], NDArray[np.int64]] | None = None  # of the sets of rows, with these thresholds (S,)
+    outputs: Callable[[Rows], Iterable[Floats]] | None = None  # of these rows, some (B, K) at a time; None for numbers
 
 
 def check_coverage(coverage: float) -> None:
@@ -105,19 +105,23 @@ def conformal_sets(
         ConfigError: There are too few images for this coverage.
     """
     thresholds = fit_thresholds(fit.scores, coverage)
-    images = fit if measured is None else measured
+    images = measured or fit
     n = len(images.scores)
-    tenth = np.zeros(n, np.int64) if measured else np.random.default_rng(0).permutation(n) % TENTHS
+    parts = [(np.arange(n), thresholds)]
+    if measured is None:
+        tenth = np.random.default_rng(0).permutation(n) % TENTHS
+        parts = [
+            (np.flatnonzero(tenth == part), fit_thresholds(fit.scores[tenth != part], coverage))
+            for part in np.unique(tenth)
+        ]
     covered, sizes = np.zeros(images.scores.shape, np.bool_), np.zeros(n, np.int64)
-    for part in np.unique(tenth):
-        rows = np.flatnonzero(tenth == part)
-        limits = thresholds if measured else fit_thresholds(fit.scores[tenth != part], coverage)
+    for rows, limits in parts:
         covered[rows] = images.scores[rows] >= limits
-        if images.sizes is not None:
-            sizes[rows] = images.sizes(rows, limits)
+        if images.outputs is not None:
+            sizes[rows] = np.concatenate([(outputs >= limits).sum(axis=1) for outputs in images.outputs(rows)])
     known = ~np.isnan(images.scores)
     count, share = int(known.any(axis=1).sum()), float(covered[known].mean())
-    has_sizes = images.sizes is not None
+    has_sizes = images.outputs is not None
     return ConformalSets(
         kind=kind,
         promised=100 * coverage,
@@ -138,13 +142,14 @@ def fit_sets(fit: Fitting, outputs: DatasetLogits, *, coverage: float, t: float)
     """Sets of classes at temperature t: fitted on the split `val`, if there is one, else on all images."""
 
     def conformity(logits: DatasetLogits, rows: Rows) -> Conformity:
-        def sizes(some: Rows, limits: Floats) -> NDArray[np.int64]:
-            values = probabilities_of_classes(logits, rows[some], t)
-            return np.concatenate([(part >= limits).sum(axis=1) for _, part in values])
+        def outputs_of(some: Rows) -> Iterator[Floats]:
+            for _, values in logits.pieces(rows[some]):
+                yield probabilities(values / t, logits.score_function).numpy()
 
-        pairs = probabilities_of_classes(logits, rows, t)
-        of_labels = [values[np.arange(len(part)), logits.labels[part]] for part, values in pairs]
-        return Conformity(np.concatenate(of_labels)[:, None], sizes)
+        labels = np.split(logits.labels[rows], range(PIECE, len(rows), PIECE))
+        pieces = zip(outputs_of(np.arange(len(rows))), labels)
+        of_labels = [np.take_along_axis(values, truth[:, None], axis=1) for values, truth in pieces]
+        return Conformity(np.concatenate(of_labels), outputs_of)
 
     options: Any = {"coverage": coverage, "kind": "single", "t": t}
     if fit.dev is outputs:
@@ -153,23 +158,13 @@ def fit_sets(fit: Fitting, outputs: DatasetLogits, *, coverage: float, t: float)
     return conformal_sets(scores, conformity(outputs, fit.rest), fitted_on=fit.dev_name, **options)
 
 
-def probabilities_of_classes(outputs: DatasetLogits, rows: Rows, t: float) -> Iterator[tuple[Rows, Floats]]:
-    """Some of the rows at a time, and their probabilities (B, K)."""
-    for part, logits in outputs.pieces(rows):
-        yield part, probabilities(logits / t, outputs.score_function).numpy()
-
-
 def fit_target_sets(measures: TargetMeasures, coverage: float) -> ConformalSets:
     """Sets that contain all labels of an image, or intervals of numbers, fitted on these images.
 
     An image without labels is left out.
     """
-    scores, sizes = -np.abs(measures.scores - measures.targets), None
+    conformity = Conformity(-np.abs(measures.scores - measures.targets))
     if isinstance(measures, LabelMeasures):
         lowest = np.where(measures.targets == 1, measures.scores, np.inf).min(axis=1, keepdims=True)
-        scores = np.where(np.isfinite(lowest), lowest, np.nan)
-
-        def sizes(rows: Rows, limits: Floats) -> NDArray[np.int64]:
-            return (measures.scores[rows] >= limits).sum(axis=1)
-
-    return conformal_sets(Conformity(scores, sizes), None, coverage=coverage, kind=measures.target.kind)
+        conformity = Conformity(np.where(np.isfinite(lowest), lowest, np.nan), lambda rows: [measures.scores[rows]])
+    return conformal_sets(conformity, None, coverage=coverage, kind=measures.target.kind)
