@@ -497,7 +497,7 @@ class Classifier(Encoder):
             adapter: Folder of a LoRA adapter to apply to the loaded weights.
             precision: "bf16" or "fp16" compute in this dtype (autocast), and a line on stderr says how many top-1
                 predictions of the first batch that changes. "auto" is one that the device computes fast: bf16 on a CPU
-                with AMX, float32 on another.
+                with AVX-512 BF16 or AMX, float32 on another.
             compile: Run the model through torch.compile; if that fails, a line says so and it runs without.
 
         Raises:

@@ -44,12 +44,15 @@ def has_vnni() -> bool:
     return bool({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"} & processor_flags())
 
 
-@cache
-def has_amx() -> bool:
-    """Whether this process can multiply bfloat16 matrices with AMX; some machines announce it and do not allow it."""
+def has_fast_bf16() -> bool:
+    """Whether the processor multiplies bfloat16 matrices faster than float32, with AVX-512 BF16 or AMX.
+
+    Some machines announce AMX and do not allow it; libraries that use it there end the process.
+    """
     import torch
 
-    return "amx_bf16" in processor_flags() and bool(torch.cpu._init_amx())
+    flags = processor_flags()
+    return bool(torch.cpu._init_amx()) if "amx_bf16" in flags else "avx512_bf16" in flags
 
 
 def resident_megabytes() -> float | None:
@@ -143,12 +146,12 @@ def choose_device(name: str, engine: str = "auto") -> str:
 
 
 def choose_precision(name: str, device: str) -> str:
-    """The precision with this name; `auto` is one that the device computes fast: on a CPU, bf16 with AMX."""
+    """The precision with this name; `auto` is one that the device computes fast: on a CPU, bf16 with AVX-512 BF16 or AMX."""
     import torch
 
     kind = device.partition(":")[0]
     if name == "auto" and kind == "cpu":
-        return "bf16" if has_amx() else "float32"
+        return "bf16" if has_fast_bf16() else "float32"
     if name != "auto" or kind not in ("cuda", "xpu", "mps"):
         return "float32" if name == "auto" else name
     has_bf16 = kind == "xpu" or (kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False))

@@ -99,8 +99,14 @@ def test_a_model_in_training_stays_in_training(model, pixels):
 
 
 def test_the_precision_of_auto_depends_on_the_device(monkeypatch):
-    for has_amx, expected in ((True, "bf16"), (False, "float32")):
-        monkeypatch.setattr(machine, "has_amx", lambda has=has_amx: has)
+    for flags, allows_amx, expected in (
+        ({"avx512f"}, False, "float32"),
+        ({"avx512f", "avx512_bf16"}, False, "bf16"),
+        ({"avx512f", "avx512_bf16", "amx_bf16"}, True, "bf16"),
+        ({"avx512f", "avx512_bf16", "amx_bf16"}, False, "float32"),
+    ):
+        monkeypatch.setattr(machine, "processor_flags", lambda flags=flags: flags)
+        monkeypatch.setattr(torch.cpu, "_init_amx", lambda allows=allows_amx: allows)
         assert machine.choose_precision("auto", "cpu") == expected
     assert machine.choose_precision("auto", "mps") == "fp16"
     for has_bf16, expected in ((True, "bf16"), (False, "fp16")):
