@@ -47,9 +47,9 @@ browser:
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \
 	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "installing chromium for the tests of the page ..." \
 	  && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-driver >/dev/null; } \
-	  || echo "chromium and chromedriver are not here (as root: apt-get install chromium chromium-driver)"
+	  || echo "chromium and chromedriver are not installed (as root: apt-get install chromium chromium-driver)"
 	@test -e node_modules/axe-core/axe.min.js || { command -v npm >/dev/null && npm install --silent --no-save --no-package-lock axe-core >/dev/null; } \
-	  || echo "axe-core is not here (npm install --no-save axe-core)"
+	  || echo "axe-core is not installed (npm install --no-save axe-core)"
 
 test: $(VENV)/.dev browser
 	@$(PYTEST) -m "not openvino"

@@ -59,7 +59,7 @@ def shared() -> Path:
     """The folder of real weights and images beside the project; tests that need it are skipped without it."""
     folder = Path(os.environ.get("VITRUVIAN_SHARED", Path(__file__).parents[2] / "shared"))
     if not folder.is_dir():
-        pytest.skip(f"{folder} is not here; set VITRUVIAN_SHARED")
+        pytest.skip(f"{folder} does not exist; set VITRUVIAN_SHARED")
     return folder
 
 
@@ -68,7 +68,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Chromium without a window. Its attribute `downloads` is the folder of downloaded files."""
     chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
     if not (chromium and chromedriver):
-        pytest.skip("chromium and chromedriver are not here: make browser installs them")
+        pytest.skip("chromium and chromedriver are not installed: run make browser")
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
@@ -110,7 +110,7 @@ def violations(browser: Any) -> Callable[[], list[str]]:
     installed = Path(__file__).parents[1] / "node_modules" / "axe-core" / "axe.min.js"
     script = Path(os.environ.get("AXE_CORE", installed))
     if not script.is_file():
-        pytest.skip("axe-core is not here: make browser installs it, or set AXE_CORE to its axe.min.js")
+        pytest.skip("axe-core is not installed: run make browser, or set AXE_CORE to its axe.min.js")
 
     def violations() -> list[str]:
         # Not as an element of the page, whose content security policy would refuse it.

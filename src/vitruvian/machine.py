@@ -146,7 +146,7 @@ def choose_device(name: str, engine: str = "auto") -> str:
 
 
 def choose_precision(name: str, device: str) -> str:
-    """The precision with this name; `auto` is one that the device computes fast: on a CPU, bf16 with AVX-512 BF16 or AMX."""
+    """The precision with this name; `auto` is a fast one: on a CPU, bf16 with AVX-512 BF16 or AMX."""
     import torch
 
     kind = device.partition(":")[0]

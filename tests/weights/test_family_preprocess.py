@@ -55,7 +55,7 @@ def test_images_are_prepared_as_the_processors_of_transformers_do_it(shared, mon
     spec.loader.exec_module(benchmark)
     images = sorted((shared / "data" / "imagenet-val-1000").rglob("*.*"))[:600:200]
     if not images:
-        pytest.skip("no images there")
+        pytest.skip("the folder has no images")
     for name in [name for name, (kind, _) in benchmark.PROCESSORS.items() if kind.endswith("Pil")]:  # no torchvision
         assert benchmark.compare(*benchmark.processor_of(name), images) == pytest.approx((0.0, 0.0), abs=1e-3), name
 

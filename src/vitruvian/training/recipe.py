@@ -226,7 +226,7 @@ class Recipe(Settings):
     """Fraction of the run after which `polyak` starts."""
 
     precision: Literal["float32", "bfloat16", "float16", "bf16", "fp16", "auto"] = "float32"
-    """Autocast dtype; weights stay float32. `auto` is one that the device computes fast (CPU: bf16 with AVX-512 BF16 or AMX)."""
+    """Autocast dtype. `auto` is a fast one of the device (on a CPU, bf16 with AVX-512 BF16 or AMX)."""
     grad_checkpointing: bool = False
     compile: bool = False
     patch_drop: Annotated[float, Range(0.0, 0.95)] = 0.0
