@@ -8,6 +8,7 @@ import pytest
 
 from vitruvian import progress
 from vitruvian.progress import Progress, WorkSpeed, print_status, track
+from vitruvian.text import PrintableStream
 
 
 class Terminal(io.StringIO):
@@ -69,6 +70,16 @@ def test_a_line_told_while_a_bar_is_shown_stays_above_it(monkeypatch, clock):
         print_status("something worth knowing")
     assert "something worth knowing\n" in sys.stderr.getvalue()
     assert progress._bars is None
+
+
+def test_control_characters_do_not_reach_the_terminal_while_a_bar_is_shown(monkeypatch, clock):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", PrintableStream(terminal, ["a\nb"]))
+    with Progress("images", 10) as shown:
+        clock.work(3.0)
+        shown.update(1)
+        print_status("wrote a\nb\x1b]0;title\x07")
+    assert "wrote a\\nb\\x1b]0;title\\x07\n" in terminal.getvalue()
 
 
 def test_bytes_are_shown_as_such_also_where_their_number_is_not_known(capsys, clock):

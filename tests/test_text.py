@@ -84,3 +84,10 @@ def test_a_printable_stream_escapes_control_characters_but_not_lines_and_tabs():
     print("a\tb\n\x1b]0;title\x07\x9b\r", file=PrintableStream(inner))
     assert inner.getvalue() == "a\tb\n\\x1b]0;title\\x07\\x9b\\r\n"
     assert not PrintableStream(inner).isatty()
+
+
+def test_a_printable_stream_escapes_line_breaks_in_the_paths_of_a_command_line():
+    inner = io.StringIO()
+    words = ["--out=runs/a\nb/", "--model", "c\t\x1b[1m", "--name", "\n", "plain"]
+    print("wrote runs/a\nb/x\nc\t\x1b[1m, plain", file=PrintableStream(inner, words))
+    assert inner.getvalue() == "wrote runs/a\\nb/x\nc\\t\\x1b[1m, plain\n"

@@ -48,7 +48,8 @@ def print_status(text: str) -> None:
     if _status_log is not None:
         _status_log(text)
     elif _bars is not None:
-        _bars.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        escape = getattr(sys.stderr, "escape", str)  # the console writes to the stream below
+        _bars.console.print(escape(text), highlight=False, markup=False, soft_wrap=True)
     elif sys.stderr is not None:  # print() would take None for stdout
         with suppress(OSError, ValueError):
             print(text, file=sys.stderr, flush=True)

@@ -18,15 +18,25 @@ def printable(text: str) -> str:
 
 
 class PrintableStream:
-    """A text stream that escapes control characters, such as those in file names, labels and names of tensors."""
+    """A text stream that escapes control characters, such as those in file names, labels and names of tensors.
 
-    def __init__(self, stream: TextIO) -> None:
+    Line breaks and tabs are kept, except in the parts of the paths that are among `words`, a command line.
+    """
+
+    def __init__(self, stream: TextIO, words: Iterable[str] = ()) -> None:
         self.stream = stream
+        parts = {part for word in words for part in re.split("[/=]", word)}
+        self.names = [part for part in parts if not part.isprintable() and part.strip()]
 
     def write(self, text: str) -> int:
-        if not text.isprintable():
-            text = "".join(c if c in "\n\t" else printable(c) for c in text)
-        return self.stream.write(text)
+        return self.stream.write(self.escape(text))
+
+    def escape(self, text: str) -> str:
+        if text.isprintable():
+            return text
+        for name in self.names:
+            text = text.replace(name, printable(name))
+        return "".join(c if c in "\n\t" else printable(c) for c in text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)

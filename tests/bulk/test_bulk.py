@@ -69,6 +69,13 @@ def test_shards_together_give_the_bytes_of_one_process(images, model, whole, tmp
     assert content(tmp_path) == content(whole)
 
 
+def test_a_folder_of_other_files_is_refused(images, model, tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(DataError, match=r"not empty, and not the result of a job: it has thesis.tex; choose another"):
+        embed(images, model, tmp_path)
+    assert content(tmp_path) == {"thesis.tex": b"mine"}
+
+
 def test_a_job_keeps_the_engine_that_was_chosen_when_it_began(images, model, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(vitruvian.inference, "fastest_engine", lambda *_: "onnxruntime")
     monkeypatch.setattr(Encoder, "_open_engine", lambda self: self.model)  # no graph in a quick test

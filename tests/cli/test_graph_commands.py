@@ -51,14 +51,19 @@ def test_an_exported_graph_predicts_and_other_commands_say_what_they_need(native
         vt.Classifier(graph).features(torch.zeros(1, 3, 16, 16))
 
 
-def test_what_a_command_writes_over_is_said(native, vit, tmp_path):
-    commands = [("export", tmp_path / "x.onnx"), ("convert", tmp_path / "folder")]
-    for command, place in commands:
-        for told in (False, True):
-            code, _, err = vit(command, native / "native", place)
-            assert (code, f"{place} exists; files of the same names are replaced" in err) == (0, told), err
-    (tmp_path / "empty").mkdir()
-    assert "exists" not in vit("convert", native / "native", tmp_path / "empty").err
+def test_nothing_is_written_over_unless_asked(native, vit, tmp_path):
+    (tmp_path / "folder").mkdir()  # an empty folder is no result
+    refusal = "already exists; choose another name, or replace it with --overwrite\n"
+    for command, place in [("export", tmp_path / "x.onnx"), ("convert", tmp_path / "folder")]:
+        assert vit(command, native / "native", place).code == 0
+        before = sorted(path.stat().st_mtime_ns for path in [place, *place.glob("*")])
+        assert vit(command, native / "native", place) == (1, "", f"error: {place}: {refusal}")
+        assert sorted(path.stat().st_mtime_ns for path in [place, *place.glob("*")]) == before
+        assert vit(command, native / "native", place, "--overwrite").code == 0
+        assert sorted(path.stat().st_mtime_ns for path in [place, *place.glob("*")]) != before
+    optimize = ("optimize", native / "native", tmp_path / "folder", "--calibrate", tmp_path, "--only", "cascade")
+    refusal = f"error: {tmp_path / 'folder'}: already exists; choose another name or remove it\n"
+    assert vit(*optimize) == (1, "", refusal)
 
 
 def test_bench_prints_tables_and_draws(native, vit):

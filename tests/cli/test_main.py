@@ -66,7 +66,7 @@ OPTIONS = {
     "--device --engine --precision --compile",
     "models": "--json --augreg --index --license",
     "convert": "--to --labels --template --num-heads --image-size --patch-size --num-classes --half --config --json "
-    "--card",
+    "--card --overwrite",
     "push": "--private --license --report",
     "train": "--folds --track "
     "--recipe --arch --from --model -m --out --epochs --lr --batch-size --seed --image-size --freeze --lora "
@@ -107,7 +107,7 @@ OPTIONS = {
     "doctor": "--target --predictions --device --out --json --workers --model -m --drop --vectors --review --apply "
     "--against --num-heads --image-size --adapter --engine --precision --compile",
     "pack": "--side --format --quality --shard-mb --workers",
-    "export": "--to --batch-size --image-size --dynamic-size --features --num-heads --json",
+    "export": "--to --batch-size --image-size --dynamic-size --features --num-heads --overwrite --json",
     "optimize": "--calibrate --max-loss --only --images --minutes --evaluate --engine --weight-bits --report "
     "--tome-r --image-size --split --batch-size --num-heads --json",
     "bench": "--model -m --engine --batches --rounds --image --plot --json --num-heads --image-size --tome-r --device "

@@ -104,7 +104,8 @@ def test_the_speed_study_prints_what_it_measured_and_what_it_could_not(vit, tmp_
         tmp_path / "study",
     ]
     shown = vit("study", "speed", *words)
-    assert shown.code == 0, shown.err
+    assert shown.code == 1
+    assert shown.err.endswith("error: 1 cell of 2 could not be measured\n")
     assert re.search(r"ViT-Ti/16 +32 +[\d.]+ +1 +\d+\n", shown.out)
     assert "missing: ViT-Ti/16 at 40: " in shown.out
     assert json.loads(vit("study", "speed", *words, "--json").out.splitlines()[0])["image_size"] == 32

@@ -19,7 +19,7 @@ import yaml
 
 import vitruvian as vt
 from vitruvian.config import ViTConfig
-from vitruvian.errors import HubError
+from vitruvian.errors import ConfigError, HubError
 from vitruvian.model.build import build
 from vitruvian.training.share import card_of, write_repository
 
@@ -218,6 +218,12 @@ def test_the_card_of_a_run_has_its_data_accuracy_and_a_report(tmp_path):
     assert "| top1 | 90.00 | 88.00 to 92.00 |\n" in card
     assert "Calibration error 3.00%; with the temperature 1.500, 1.25%.\n" in card
     assert f"- command: {run.recipe.command}\n" in card
+
+
+@pytest.mark.parametrize("name", ["photos", "user/photos/x", "user/a b", "../x", ""])
+def test_the_name_of_a_repository_is_checked_before_anything_is_read(name):
+    with pytest.raises(ConfigError, match=r"not the name of a repository|Repo id must"):
+        vt.push("no model", name)
 
 
 def test_a_missing_network_is_one_line(monkeypatch, model):

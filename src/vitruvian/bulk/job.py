@@ -31,13 +31,14 @@ from vitruvian.files import json_bytes, parse_object, short_hash
 from vitruvian.model.build import Model
 from vitruvian.progress import print_status
 from vitruvian.settings import BatchSize, Workers, check_range, environment_number, validate
-from vitruvian.text import printable
+from vitruvian.text import brief, printable
 from vitruvian.weights.checkpoint_files import tensors_digest
 
 FORMAT = 1
 PIECE = 4096  # number of images per part, the unit of work that is repeated after a crash
 MAX_PIECE = 2**20
 SAMPLED_KEYS = 256  # number of keys that identify local data
+CHOOSE = "choose another folder"
 LOOK_AHEAD = 512  # number of images that a remote source prefetches
 
 Task = Literal["predict", "embed"]
@@ -181,14 +182,18 @@ class Job:
         Raises:
             DataError: The folder belongs to another job.
         """
-        description, out = self.description, OutputFolder(self.out)
-        if JOB_FILE in out.names():
+        out = OutputFolder(self.out)
+        names = out.names()
+        if names and not any(name == JOB_FILE or name.startswith("part-") for name in names):
+            raise DataError(f"not empty, and not the result of a job: it has {brief(names, 2)}", where=out, hint=CHOOSE)
+        description = self.description
+        if JOB_FILE in names:
             before = {"engine": "torch"} | out.read_description()
             changed = [name for name, value in description.items() if before.get(name) != value and name not in NAMES]
             if changed:
                 was = ", ".join(f"{name} was {printable(str(before.get(name)))[:60]}" for name in changed[:3])
                 what = f"this folder belongs to another job ({was})"
-                raise DataError(what, where=f"{out}/{JOB_FILE}", hint="choose another folder")
+                raise DataError(what, where=f"{out}/{JOB_FILE}", hint=CHOOSE)
         else:
             out.write(JOB_FILE, json_bytes(description))
         return BulkResult(out, description)

@@ -144,7 +144,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     streams = sys.stdout, sys.stderr
     try:
-        sys.stdout, sys.stderr = (stream and PrintableStream(stream) for stream in streams)
+        sys.stdout, sys.stderr = (stream and PrintableStream(stream, sys.argv[1:]) for stream in streams)
         command()(prog_name="vit")
     except SystemExit as end:
         choose = sys.modules.get("vitruvian.engines.choose")

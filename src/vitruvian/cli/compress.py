@@ -9,7 +9,7 @@ import typer
 
 import vitruvian as vt
 from vitruvian.cli import options as opt
-from vitruvian.cli.options import flag, import_torch, note_replaced, option, parse_numbers, parse_size, parse_tome_r
+from vitruvian.cli.options import check_new, flag, import_torch, option, parse_numbers, parse_size, parse_tome_r
 from vitruvian.progress import print_status, track
 
 ENGINE = option("NAME", "Engine to measure; repeatable [default: all].", parser=opt.parse_engine)
@@ -122,7 +122,7 @@ def optimize(
         from vitruvian.weights.load import locate
 
         check_other(Path(destination).expanduser(), locate(source))
-        note_replaced(destination)
+        check_new(destination)
         model = vt.load(source, num_heads=num_heads)
         if only == "merge":
             model = fit_merging(model, calibrate, tome_r, split=split)

@@ -9,7 +9,7 @@ import typer
 
 import vitruvian as vt
 from vitruvian.cli import options as opt
-from vitruvian.cli.options import flag, import_torch, note_replaced, option
+from vitruvian.cli.options import check_new, flag, import_torch, option
 from vitruvian.errors import UnknownNameError
 from vitruvian.progress import print_status
 from vitruvian.text import table
@@ -26,6 +26,7 @@ PATTERN = typer.Argument(metavar="PATTERN", help="Part of a name, such as B/16, 
 DESTINATION = typer.Argument(metavar="DST", help="An .onnx file, a folder for openvino, or a .pt2 file for torch.")
 BATCH_SIZE = option("N", "Fixed batch size [default: dynamic].", "--batch-size", min=1, max=65_536)
 DYNAMIC_SIZE = flag("--dynamic-size", "Accept any image size; the graph resizes the position embedding.")
+OVERWRITE = flag("--overwrite", "Replace DST if it exists; in a folder, the files of the same names.")
 
 
 def models(
@@ -168,6 +169,7 @@ def convert(
     half: Annotated[bool, flag("--half", "Store matrices in float16: half the size.")] = False,
     config: Annotated[str | None, CONFIG] = None,
     card: Annotated[bool, flag("--card", "Write only the model card, a Markdown file.")] = False,
+    overwrite: Annotated[bool, OVERWRITE] = False,
     as_json: Annotated[bool, flag("--json", "Print the certificate as one JSON object.")] = False,
 ) -> None:
     """Convert weights to another format, and compare the outputs.
@@ -176,10 +178,11 @@ def convert(
     difference is printed and saved beside the weights. With --labels, the texts become the head of a CLIP or SigLIP:
     an ordinary classifier that no longer needs its text tower.
     """
+    if not overwrite:
+        check_new(destination, "choose another name, or replace it with --overwrite")
     import_torch()
     from vitruvian.weights.zero_shot import parse_labels
 
-    note_replaced(destination)
     if card:
         from vitruvian.files import write_text
         from vitruvian.training.share import card_of
@@ -219,6 +222,7 @@ def export(
     dynamic_size: Annotated[bool, DYNAMIC_SIZE] = False,
     features: Annotated[bool, flag("--features", "Add an output with the features that the head reads.")] = False,
     num_heads: opt.NumHeads = None,
+    overwrite: Annotated[bool, OVERWRITE] = False,
     as_json: Annotated[bool, flag("--json", "Print the checks as one JSON object.")] = False,
 ) -> None:
     """Write a model as ONNX, OpenVINO or a torch.export program.
@@ -226,8 +230,9 @@ def export(
     The graph is run at several shapes and compared with the model before anything is written. It contains
     preprocessing and labels, so that `vit predict --model model.onnx` works.
     """
+    if not overwrite:
+        check_new(destination, "choose another name, or replace it with --overwrite")
     import_torch()
-    note_replaced(destination)
     print_status("tracing the model and comparing the graph with it ...")
     shape: Any = {"batch_size": batch_size, "image_size": image_size, "dynamic_size": dynamic_size}
     certificate = vt.export(source, destination, to=to, features=features, num_heads=num_heads, **shape)

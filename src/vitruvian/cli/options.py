@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 
 from vitruvian import config
 from vitruvian.config import DEFAULT_BATCH_SIZE, ENGINE_NAMES
-from vitruvian.errors import VitruvianError, python_spelling
+from vitruvian.errors import ConversionError, VitruvianError, python_spelling
 from vitruvian.progress import print_status
 
 ADVANCED = "Advanced"  # the last panel of a command's help
@@ -250,12 +250,12 @@ def check_suffix(path: Path | None, suffix: str, option: str) -> None:
         raise typer.BadParameter(f"{str(path)!r} does not end in {suffix}", param_hint=option)
 
 
-def note_replaced(destination: str | Path) -> None:
-    """Print what a command will overwrite, while it can still be stopped."""
+def check_new(destination: str | Path, hint: str = "") -> None:
+    """Refuse to write over a file or into a folder that is not empty."""
     path = Path(destination).expanduser()
     with suppress(OSError):
         if path.is_file() or (path.is_dir() and any(path.iterdir())):
-            print_status(f"note: {path} exists; files of the same names are replaced when the new ones are complete")
+            raise ConversionError("already exists", where=path, hint=hint or "choose another name or remove it")
 
 
 def finish(failed: int, total: int = 0) -> None:

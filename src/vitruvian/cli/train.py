@@ -20,7 +20,7 @@ from vitruvian.cli import options as opt
 from vitruvian.cli.options import data_argument, expand_options, flag, option, parse_numbers, split_names
 from vitruvian.progress import print_notes, print_status, prints_results
 from vitruvian.tasks import DATA_VARIABLE, SEEDS, Task, all_tasks, get_task, vtab_tasks
-from vitruvian.text import format_duration, table
+from vitruvian.text import format_duration, plural, table
 
 if TYPE_CHECKING:
     from vitruvian.study.transfer import Setup, TransferCell
@@ -439,13 +439,17 @@ def speed(
         rounds=rounds,
         device=device,
     )
+    missing = [cell for cell in cells if cell.missing]
     if as_json:
         print("\n".join(json.dumps(asdict(cell)) for cell in cells))
-        return
-    print(table(HEADINGS, [cell.texts() for cell in cells]))
-    for cell in (cell for cell in cells if cell.missing):
-        print(f"missing: {cell.model} at {cell.image_size}: {cell.missing}")
-    print(f"\nthe paper (Figure 12): {FINDING}\n{DIFFERS}\n\nreport: {out / 'report.html'}")
+    else:
+        print(table(HEADINGS, [cell.texts() for cell in cells]))
+        for cell in missing:
+            print(f"missing: {cell.model} at {cell.image_size}: {cell.missing}")
+        print(f"\nthe paper (Figure 12): {FINDING}\n{DIFFERS}\n\nreport: {out / 'report.html'}")
+    if missing:
+        print_status(f"error: {plural(len(missing), 'cell')} of {len(cells)} could not be measured")
+        raise typer.Exit(1)
 
 
 def training_study(name: str) -> Callable[..., None]:

@@ -15,7 +15,15 @@ from typing import Any, ClassVar
 from PIL import Image
 
 from vitruvian.cache import scratch_folder
-from vitruvian.errors import ConversionError, HubError, MissingExtraError, TrainingError, UnknownNameError, require
+from vitruvian.errors import (
+    ConfigError,
+    ConversionError,
+    HubError,
+    MissingExtraError,
+    TrainingError,
+    UnknownNameError,
+    require,
+)
 from vitruvian.files import read_object, write_text
 from vitruvian.model.build import Model
 from vitruvian.progress import print_status
@@ -172,7 +180,13 @@ def push(
     Returns:
         The address of the repository. Raises HubError if the Hub refuses the upload or cannot be reached.
     """
-    hub = require("huggingface_hub", "hub")
+    hub, utils = require("huggingface_hub", "hub"), require("huggingface_hub.utils", "hub")
+    try:
+        utils.validate_repo_id(name)
+    except ValueError as error:
+        raise ConfigError(describe_error(error), where=name) from error
+    if "/" not in name:
+        raise ConfigError("not the name of a repository, such as user/photos", where=name)
     with TemporaryDirectory(dir=scratch_folder()) as folder:
         write_repository(source, Path(folder) / "model", license=license, report=report, repository=name)
         try:
