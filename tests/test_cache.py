@@ -4,13 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from vitruvian import cache
-from vitruvian.cache import Lock, cache_folder, file_lock, remove_abandoned, scratch_folder
+from vitruvian.cache import Lock, cache_folder, file_lock
 from vitruvian.errors import FileError
 
 
@@ -71,18 +69,3 @@ def test_a_scratch_folder_ends_with_its_process():
     folder = Path(ended.stdout.strip())
     assert folder.parent.name.startswith("vitruvian-scratch-")
     assert not folder.parent.exists()
-
-
-def test_scratch_folders_of_killed_processes_are_removed_and_those_in_use_are_not(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    cache._scratch_root.cache_clear()
-    used = scratch_folder()
-    abandoned = tmp_path / "vitruvian-scratch-abandoned"
-    abandoned.mkdir()
-    for folder in (abandoned, used.parent):
-        (folder / "lock").touch()
-        os.utime(folder / "lock", (time.time() - 100,) * 2)
-    remove_abandoned(tmp_path)
-    assert used.is_dir()
-    assert not abandoned.exists()
-    cache._scratch_root.cache_clear()

@@ -5,7 +5,6 @@ import os
 import shutil
 import socket
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -14,9 +13,6 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from vitruvian.errors import FileError
-
-SCRATCH = "vitruvian-scratch-"  # prefix of the names of scratch directories
-NEW_SECONDS = 60  # age below which the lock of a scratch directory may not be held yet
 
 
 def cache_folder() -> Path:
@@ -78,25 +74,11 @@ def scratch_folder() -> Path:
 
 @lru_cache(maxsize=1)
 def _scratch_root(process: int) -> Path:
-    remove_abandoned(Path(tempfile.gettempdir()))
-    folder = Path(tempfile.mkdtemp(prefix=SCRATCH))
-    lock = Lock(folder / "lock")
-    lock.acquire(wait=False)
+    folder = Path(tempfile.mkdtemp(prefix="vitruvian-scratch-"))
 
     @atexit.register
     def remove() -> None:
         if os.getpid() == process:  # not in a forked child, which shares the directory
-            lock.release()
             shutil.rmtree(folder, ignore_errors=True)
 
     return folder
-
-
-def remove_abandoned(temporary: Path) -> None:
-    """Remove the scratch directories of killed processes, recognized by a lock that is free."""
-    for path in temporary.glob(f"{SCRATCH}*/lock"):
-        with suppress(OSError, FileError):  # of another user, or removed at the same time
-            if time.time() - path.stat().st_mtime > NEW_SECONDS:
-                with file_lock(path, wait=False) as free:
-                    if free:
-                        shutil.rmtree(path.parent, ignore_errors=True)

@@ -1,12 +1,9 @@
 """Recognizing what is meant, patterns, lists of classes, and holding out."""
 
-import os
-
 import numpy as np
 import pytest
 from making import Numbers, make_folder, make_shard, png
 
-from vitruvian.cache import file_lock, remove_abandoned
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.names import expand_braces, parse_classes
 from vitruvian.data.sources import hold_out
@@ -145,20 +142,3 @@ def test_an_impossible_share_is_an_error():
         hold_out(Numbers(10), 1.5, 0)
     with pytest.raises(DataError, match="no class has two images"):
         hold_out(Numbers(4), 0.5, 0)
-
-
-def test_scratch_folders_of_killed_processes_are_removed(tmp_path):
-    folders = [tmp_path / name for name in ("vitruvian-scratch-a", "vitruvian-scratch-b", "vitruvian-scratch-c", "x")]
-    for folder in folders:
-        folder.mkdir()
-        (folder / "lock").touch()
-    held, abandoned, new, other = folders
-    for folder in (held, abandoned, other):
-        os.utime(folder / "lock", (0, 0))
-    foreign = tmp_path / "vitruvian-scratch-foreign"  # without a lock
-    foreign.mkdir()
-    os.utime(foreign, (0, 0))
-    with file_lock(held / "lock"):
-        remove_abandoned(tmp_path)
-    assert not abandoned.exists()
-    assert all(folder.exists() for folder in (held, new, other, foreign))

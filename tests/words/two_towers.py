@@ -19,10 +19,9 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz.,!'0123456789-"
 
 def clip_vocabulary():
     """Vocabulary and merges in the layout of CLIP's: letters, letters that end a word, merges, marks."""
-    from vitruvian.weights.tokenizer import byte_letters
-
     merges = ["c a", "ca t</w>", "d o", "do g</w>", "r e", "re d</w>", "p h", "o f</w>"]
-    letters = byte_letters()
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    letters = [chr(code) for code in (*visible, *range(256, 512 - len(visible)))]  # one for each byte
     tokens = [*letters, *(f"{x}</w>" for x in letters), *(merge.replace(" ", "") for merge in merges)]
     tokens += ["<|startoftext|>", "<|endoftext|>"]
     return {token: number for number, token in enumerate(tokens)}, merges

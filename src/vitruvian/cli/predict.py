@@ -71,8 +71,7 @@ def predict(
     if out is not None and len(paths) != 1:
         raise typer.BadParameter("a folder as --out takes one dataset; for several paths, write a table: all.csv")
     import_torch()
-    from vitruvian.data.archive import unpack_zip
-    from vitruvian.data.folder import find_images
+    from vitruvian.data.folder import find_images, unpack_zip
     from vitruvian.weights.hub import default_source
     from vitruvian.weights.zero_shot import parse_labels
 

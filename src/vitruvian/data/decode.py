@@ -36,7 +36,6 @@ MAX_SCANS_OF_LARGEST = 20  # of an image of `max_pixels`
 MAX_SEGMENTS = 2000  # of a JPEG
 MAX_READS = 2000  # of a header: Pillow reads segments, chunks and comments one by one, and joins some of them
 BYTES_PER_READ = 500  # of the pixels of a PNG, on average; it is read chunk by chunk
-MAX_ICON_PIXELS = 2**23  # the format states 256 x 256, some have 1024 x 1024; a bitmap counts its mask as rows
 MAX_SLOW_BYTES, MAX_COMMENTS = 4_000_000, 100  # of formats that Pillow decodes in Python, and of a PNM as text
 
 READERS = {
@@ -51,7 +50,6 @@ READERS = {
     "AVIF": ("AvifImagePlugin", ".avif"),
     "JPEG2000": ("Jpeg2KImagePlugin", ".jp2 .j2k .jpx"),
     "PPM": ("PpmImagePlugin", ".ppm .pgm .pbm .pnm .pfm"),
-    "ICO": ("IcoImagePlugin", ".ico"),
     "QOI": ("QoiImagePlugin", ".qoi"),
 }
 
@@ -246,11 +244,11 @@ def identify(file: BinaryIO, max_pixels: int = MAX_PIXELS, max_cost: float = mat
             if accepts is not None and accepts(start[:16]) is True:
                 file.seek(0)
                 limited: Any = LimitedFile(file)
-                image = open_icon(limited) if name == "ICO" else reader(limited, "")
+                image = reader(limited, "")
                 check_size(image.size, max_pixels)
                 check_cost(file, image, max_pixels, max_cost)
-                is_png = image.format in ("PNG", "ICO")
-                limited.reads = MAX_READS + file.seek(0, os.SEEK_END) // BYTES_PER_READ if is_png else sys.maxsize
+                size = file.seek(0, os.SEEK_END)
+                limited.reads = MAX_READS + size // BYTES_PER_READ if image.format == "PNG" else sys.maxsize
                 return image
         except (ImportError, KeyError):  # this Pillow was built without the format
             continue
@@ -270,12 +268,8 @@ def identify(file: BinaryIO, max_pixels: int = MAX_PIXELS, max_cost: float = mat
 def check_size(size: tuple[int, int], max_pixels: int) -> None:
     """Raise ImageError if an image of `size` (columns, rows) is too large."""
     width, height = size
-    limit = ""
-    if width * height > max_pixels:
-        limit = f"{max_pixels / 1e6:.0f} million"
-    elif max(size) > MAX_SIDE:
-        limit = f"{MAX_SIDE:,} per side"
-    if limit:
+    if width * height > max_pixels or max(size) > MAX_SIDE:
+        limit = f"{max_pixels / 1e6:.0f} million" if width * height > max_pixels else f"{MAX_SIDE:,} per side"
         raise ImageError(f"{width}x{height} pixels exceed the limit of {limit}", hint="scale it down first")
 
 
@@ -376,21 +370,6 @@ def fetch_image(url: str) -> bytes:
     if stated:
         raise UnreadableImageError(f"{stated:,} bytes are missing", Problem.TRUNCATED)
     return bytes(data)
-
-
-def open_icon(file: BinaryIO) -> Image.Image:
-    """The largest image of an ICO file; Pillow's reader decodes it before its size can be checked."""
-    from PIL.IcoImagePlugin import IcoFile
-
-    icon = IcoFile(file)
-    file.seek(icon.entry[0].offset)
-    header = file.read(24)
-    is_png = header.startswith(b"\x89PNG")
-    width, height = struct.unpack_from(">II" if is_png else "<II", header, 16 if is_png else 4)
-    check_size((width, height), MAX_ICON_PIXELS)
-    image = icon.frame(0)
-    image.format = "ICO"
-    return image
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from vitruvian.data.archive import extract_zip
 from vitruvian.data.decode import EXTENSIONS
-from vitruvian.data.folder import open_folder, open_unlabeled
+from vitruvian.data.folder import extract_zip, open_folder, open_unlabeled
 from vitruvian.data.names import is_pattern, match_files, split_name
 from vitruvian.data.pixels import find_cifar, find_idx, open_cifar, open_digits, open_idx
 from vitruvian.data.releases import open_task

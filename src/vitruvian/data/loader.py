@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from vitruvian.cache import scratch_folder
-from vitruvian.data.columns import CHUNK, Column, read_chunks, scratch_column
+from vitruvian.data.columns import CHUNK, Column, read_chunks
 from vitruvian.data.decode import Unreadable, reason
 from vitruvian.data.order import IndexArray, LaneOrder, Sampling, epoch_order, generator_for, hash_words, permute
-from vitruvian.data.sources import Source, class_sizes, ranks_in_class
+from vitruvian.data.sources import Source, class_sizes
 from vitruvian.data.transform import SampleTransform, seed_globally
 from vitruvian.data.workers import Workers
 from vitruvian.errors import ConfigError, DataError, ImageError, VitruvianError, argument
@@ -43,7 +43,7 @@ class BatchPlan:
     world: int = 1  # number of processes; process `rank` gets that part of each batch
     sampling: Sampling = "uniform"  # `uniform`: each sample once per epoch; `balanced`: all classes equally often
     repeats: int = 1  # augmented versions of each sample per batch; an epoch keeps its length, so it has fewer samples
-    balanced: "Balanced | BalancedBlocks | None" = field(init=False, default=None)
+    balanced: "Balanced | None" = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         check_choice("sampling", self.sampling, get_args(Sampling))
@@ -129,71 +129,31 @@ class Balanced:
         return np.array([self.members[int(index)] for index in self.starts[label] + within], np.int64)
 
 
-class BalancedBlocks:
+class BalancedBlocks(Balanced):
     """Balanced sampling for a source with blocks, in an order that uses few of them at a time.
 
-    First it is computed how often each sample occurs in the epoch, which needs one pass over the labels. The order is
-    then a LaneOrder over blocks as long as their uses. Memory grows with the number of blocks, not of samples.
+    First it is counted how often each sample occurs in the epoch, in 8 bytes per sample. The order is then a LaneOrder
+    over blocks as long as their uses.
     """
 
     def __init__(self, source: Source) -> None:
+        super().__init__(source)
         assert source.blocks is not None
-        self.source, self.blocks = source, source.blocks
-        labels, count = source.strata()
-        self.sizes = class_sizes(labels, count)
-        self.slots = np.cumsum(self.sizes > 0) - 1  # the index of each class among those that have samples
-        self.ends = np.cumsum(self.blocks.sizes)
-        counted = np.zeros_like(self.sizes)
-        ranks = (ranks_in_class(chunk.astype(np.int64), counted) for _, chunk in read_chunks(labels))
-        self.ranks = scratch_column(ranks, "i8")  # the index of each sample in its class
-        self._order: tuple[tuple[int, int, int], LaneOrder] | None = None
-        self._use_ends: dict[int, IndexArray] = {}  # where the uses of each sample end, for the blocks in use
-
-    def uses(self, start: int, stop: int, key: tuple[int, int, int]) -> IndexArray:
-        """How often each of these samples occurs in an epoch; the key is (length, seed, epoch)."""
-        length, seed, epoch = key
-        label = np.asarray(self.source.strata()[0][start:stop], np.int64)
-        size, rank = self.sizes[label], np.asarray(self.ranks.array()[start:stop])
-        classes = int(self.slots[-1]) + 1
-        more = permute(self.slots[label], classes, seed, epoch, classes) < length % classes
-        # The epoch has the turns first..last of a class: the end of one cycle, full cycles, the start of another.
-        first = epoch * -(-length // classes)
-        last = first + length // classes + more
-        cycles = first // size, np.maximum(last - 1, 0) // size
-        early, late = (permute(rank, size, seed, stream=cycle * len(self.sizes) + label) for cycle in cycles)
-        in_first, in_last = early >= first - cycles[0] * size, late < last - cycles[1] * size
-        several = in_first.astype(np.int64) + in_last + cycles[1] - cycles[0] - 1
-        return np.where(last > first, np.where(cycles[0] == cycles[1], in_first & in_last, several), 0)
-
-    def order(self, key: tuple[int, int, int]) -> LaneOrder:
-        """The order of an epoch over blocks as long as their uses."""
-        if self._order is None or self._order[0] != key:
-            used = np.zeros(len(self.ends), np.int64)
-            for start in range(0, len(self.source), CHUNK):
-                uses = self.uses(start, min(start + CHUNK, len(self.source)), key)
-                block = np.searchsorted(self.ends, start + np.arange(len(uses)), side="right")
-                used += np.bincount(block, uses, len(used)).astype(np.int64)
-            self._order = key, LaneOrder(replace(self.blocks, sizes=used), *key[1:])
-            self._use_ends.clear()
-        return self._order[1]
+        self.blocks = source.blocks
+        self._epoch: tuple[tuple[int, int, int], IndexArray, LaneOrder] | None = None
 
     def samples(self, positions: IndexArray, length: int, seed: int, epoch: int) -> IndexArray:
         """The samples at these positions of an epoch of this length, grouped by block."""
         key = (length, seed, epoch)
-        order = self.order(key)
-        uses = order.samples(positions)
-        blocks = np.searchsorted(order.starts + order.sizes, uses, side="right")
-        samples = np.empty_like(uses)
-        for block in np.unique(blocks).tolist():
-            mask = blocks == block
-            start = int(self.ends[block]) - int(self.blocks.sizes[block])
-            if block not in self._use_ends:
-                while len(self._use_ends) > 4 * self.blocks.lanes:
-                    del self._use_ends[next(iter(self._use_ends))]
-                self._use_ends[block] = np.cumsum(self.uses(start, int(self.ends[block]), key))
-            use = uses[mask] - order.starts[block]
-            samples[mask] = start + np.searchsorted(self._use_ends[block], use, side="right")
-        return samples
+        if self._epoch is None or self._epoch[0] != key:
+            uses = np.zeros(len(self.members), np.int64)
+            for start in range(0, length, CHUNK):
+                np.add.at(uses, super().samples(np.arange(start, min(start + CHUNK, length)), *key), 1)
+            ends = np.cumsum(uses)  # where the uses of each sample end
+            used = np.diff(ends[np.cumsum(self.blocks.sizes) - 1], prepend=0)
+            self._epoch = key, ends, LaneOrder(replace(self.blocks, sizes=used), seed, epoch)
+        _, ends, order = self._epoch
+        return np.searchsorted(ends, order.samples(positions), side="right")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

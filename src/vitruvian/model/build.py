@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from vitruvian.config import ModelConfig, ResNetConfig
 from vitruvian.model.encoder import Block, DifferentialAttention, Mlp, TokenMixing, initial_lambda
-from vitruvian.model.resnet import LineAttention, PostActivationUnit, PreActivationUnit, ResNet
-from vitruvian.model.stems import BatchNorm
+from vitruvian.model.resnet import BatchNorm, LineAttention, PostActivationUnit, PreActivationUnit, ResNet
 from vitruvian.model.vit import ViT
 
 Model = ViT | ResNet

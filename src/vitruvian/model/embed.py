@@ -8,7 +8,7 @@ from vitruvian.config import PositionResize, ViTConfig
 from vitruvian.model.encoder import norm_layer
 from vitruvian.model.interface import check_floats
 from vitruvian.model.positions import Positions, matrix
-from vitruvian.model.stems import STEMS
+from vitruvian.model.resnet import STEMS
 from vitruvian.settings import Size
 
 # B images, R rows and C columns of patches, N = R * C, T tokens before the patches, D width

@@ -36,7 +36,7 @@ from vitruvian.evaluation.probe import probe_sources
 from vitruvian.inference import Encoder
 from vitruvian.model.build import Model, build
 from vitruvian.model.lora import add_lora
-from vitruvian.model.stems import ConvStem, whitening_kernels
+from vitruvian.model.resnet import ConvStem, whitening_kernels
 from vitruvian.model.vit import ViT
 from vitruvian.progress import print_status
 from vitruvian.settings import Size

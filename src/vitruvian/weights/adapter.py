@@ -24,7 +24,7 @@ from vitruvian.model.lora import Update, lora_layers, rows_of
 from vitruvian.text import package_table
 from vitruvian.weights.checkpoint_files import check_values, read_file, write_tensors
 from vitruvian.weights.description import Description
-from vitruvian.weights.families.huggingface_vit import HuggingFaceViT
+from vitruvian.weights.families.huggingface import HuggingFaceViT
 from vitruvian.weights.families.registry import huggingface_kind
 
 ADAPTER_FILE, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

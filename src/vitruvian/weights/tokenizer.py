@@ -1,14 +1,10 @@
 """Tokenizers of text towers: cleaning, vocabulary, truncation and padding as in training."""
 
-import gzip
 import html
-import importlib
-import importlib.util
 import re
 import string
 import subprocess
 import sys
-import unicodedata
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +24,6 @@ from vitruvian.text import describe_error, printable
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt", "vocab.txt",
-    "bpe_simple_vocab_16e6.txt.gz",
 )  # fmt: skip
 """Files of a tokenizer that a folder may contain."""
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
@@ -48,25 +43,13 @@ for text in texts:
     tokenizer.encode_batch([text])
 """
 """Reads a tokenizer and uses it on texts of several kinds, within 4 GiB."""
-OPENAI_MERGES = 49_152 - 256 - 2  # lines that CLIP uses of its vocabulary file
-MAX_VOCABULARY_BYTES = 2**24
-STRAIGHT_QUOTES = {ord(curly): straight for curlies, straight in (("‘’‛", "'"), ("“”‟", '"')) for curly in curlies}
-LIGATURES = "ĲĳŉǱǲǳǄǅǆǇǈǉǊǋǌﬀﬁﬂﬃﬄﬆ"
-WIDE = [chr(code) for code in (0x3000, *range(0xFF01, 0xFFF0))]
-PLAIN_LETTERS = {ord(letter): unicodedata.normalize("NFKC", letter) for letter in (*LIGATURES, *WIDE)}
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def basic(text: str) -> str:
-    """open_clip's basic cleaning: repair Unicode and replace HTML entities.
-
-    Repaired are quotes and letters of another form or width; with ftfy installed, also text in a wrong encoding.
-    """
-    if not text.isascii() and importlib.util.find_spec("ftfy") is not None:
-        text = importlib.import_module("ftfy").fix_text(text)
-    elif not text.isascii():
-        text = unicodedata.normalize("NFC", text.translate(STRAIGHT_QUOTES | PLAIN_LETTERS))
-    return html.unescape(html.unescape(text)).strip()
+    """open_clip's basic cleaning: repair quotes, letters and encodings with ftfy, and replace HTML entities."""
+    repaired = text if text.isascii() else require("ftfy", "text").fix_text(text)
+    return html.unescape(html.unescape(repaired)).strip()
 
 
 def single_spaces(text: str) -> str:
@@ -109,7 +92,7 @@ class Tokenizer:
             clean, lowercase = "none", UNCLEANED_CLASSES[kind]
         self.vocabulary = tower.vocabulary
         self.clean = CLEANING[clean]
-        self.tokenizer = read_tokenizer(folder, lowercase=clean != "whitespace")
+        self.tokenizer = read_tokenizer(folder)
         names = settings.get("model_input_names") or ["attention_mask"] if settings else []
         self.masks = masks and "attention_mask" in validate("model_input_names", tuple[str, ...], names)
         # tokens that the settings name are special, so that they are never split or merged in a text
@@ -129,9 +112,7 @@ class Tokenizer:
         truncation_side = settings.get("truncation_side") or (self.tokenizer.truncation or {}).get("direction", "right")
         for name, value in (("padding_side", side), ("truncation_side", truncation_side)):
             check_choice(name, value, ("left", "right"))
-        # CLIP's original vocabulary file has special tokens of other names
-        is_openai = not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json"))
-        if token and pad_id is None and not is_openai:
+        if token and pad_id is None:
             raise CheckpointError(f"the tokenizer's pad_token {token!r} is not in its vocabulary", where=folder)
         length = None if tower.causal else tower.context_length  # causal towers: the longest text of the batch
         self.tokenizer.enable_padding(direction=side, pad_id=pad_id or 0, pad_token=token, length=length)
@@ -156,11 +137,8 @@ class Tokenizer:
         return tokens, torch.tensor([encoding.attention_mask for encoding in encodings]) if self.masks else None
 
 
-def read_tokenizer(folder: Path, *, lowercase: bool = True) -> Any:
-    """Read the tokenizer of a folder: its `tokenizer.json`, or CLIP's with its vocabulary and merges.
-
-    `lowercase` applies to CLIP's original vocabulary file, where open_clip may leave it to the cleaning of the text.
-    """
+def read_tokenizer(folder: Path) -> Any:
+    """Read the tokenizer of a folder: its `tokenizer.json`, CLIP's vocabulary and merges, or BERT's word pieces."""
     library = require("tokenizers", "text")
     try:
         if (folder / "tokenizer.json").is_file():
@@ -170,24 +148,16 @@ def read_tokenizer(folder: Path, *, lowercase: bool = True) -> Any:
             vocabulary = read_object(folder / "vocab.json", raises=CheckpointError)
             lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
             merges = [line for line in lines if line and not line.startswith("#version")]
-            return clip_tokenizer(vocabulary, merges, ("<|startoftext|>", "<|endoftext|>"))
+            return clip_tokenizer(vocabulary, merges)
         if (folder / "vocab.txt").is_file():  # BERT's, one word piece per line
             return bert_tokenizer((folder / "vocab.txt").read_text(encoding="utf-8").splitlines())
-        if (folder / TOKENIZER_FILES[-1]).is_file():  # CLIP's original: one merge per line, each of which makes a token
-            with gzip.open(folder / TOKENIZER_FILES[-1]) as file:
-                lines = file.read(MAX_VOCABULARY_BYTES).decode().split("\n")[1 : OPENAI_MERGES + 1]
-            merges = [line for line in lines if line]
-            letters, marks = byte_letters(), ("<start_of_text>", "<end_of_text>")
-            words = [*letters, *(f"{letter}</w>" for letter in letters), *(merge.replace(" ", "") for merge in merges)]
-            vocabulary = {token: index for index, token in enumerate((*words, *marks))}
-            return clip_tokenizer(vocabulary, merges, marks, lowercase=lowercase)
     except CheckpointError:
         raise
     except Exception as error:  # the library raises Exception itself
         reason = f"the tokenizer cannot be read: {single_spaces(str(error))[:200]}"
         raise CheckpointError(reason, where=folder) from error
-    reason = "no tokenizer: texts need tokenizer.json, vocab.json with merges.txt, vocab.txt (BERT) or"
-    raise CheckpointError(f"{reason} {TOKENIZER_FILES[-1]}", where=folder)
+    reason = "no tokenizer: texts need tokenizer.json, vocab.json with merges.txt, or vocab.txt (BERT)"
+    raise CheckpointError(reason, where=folder)
 
 
 def check_tokenizer(path: Path) -> None:
@@ -226,12 +196,10 @@ def bert_tokenizer(pieces: list[str]) -> Any:
     return tokenizer
 
 
-def clip_tokenizer(
-    vocabulary: dict[str, int], merges: list[str], marks: tuple[str, str], *, lowercase: bool = True
-) -> Any:
-    """Byte-pair encoding of words, by default in lower case, between a start and an end token."""
+def clip_tokenizer(vocabulary: dict[str, int], merges: list[str]) -> Any:
+    """Byte-pair encoding of words in lower case, between a start and an end token."""
     library = require("tokenizers", "text")
-    start, end = marks
+    start, end = marks = "<|startoftext|>", "<|endoftext|>"
     if start not in vocabulary or end not in vocabulary:
         raise CheckpointError(f"the vocabulary lacks {start} or {end}")
     pairs = [tuple(merge.split()) for merge in merges]
@@ -240,20 +208,13 @@ def clip_tokenizer(
     tokenizer.add_special_tokens(list(marks))
     normalizers, splits = library.normalizers, library.pre_tokenizers
     whitespace = normalizers.Replace(library.Regex(r"\s+"), " ")
-    letters = [normalizers.Lowercase()] if lowercase else []
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), whitespace, *letters])
-    words = library.Regex("|".join([*map(re.escape, marks), WORDS if lowercase else f"(?i:{WORDS})"]))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), whitespace, normalizers.Lowercase()])
+    words = library.Regex("|".join([*map(re.escape, marks), WORDS]))
     bytewise = splits.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = splits.Sequence([splits.Split(words, "removed", invert=True), bytewise])
     ends = (end, vocabulary[end]), (start, vocabulary[start])
     tokenizer.post_processor = library.processors.RobertaProcessing(*ends, False, False)
     return tokenizer
-
-
-def byte_letters() -> list[str]:
-    """A visible character for each byte, in the order of CLIP's vocabulary."""
-    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    return [chr(code) for code in (*visible, *range(256, 512 - len(visible)))]
 
 
 def token_text(token: Any) -> str:

@@ -549,8 +549,8 @@ def check_similar(scan: Scan, groups: Sequence[Rows], vectors: Floats) -> Iterat
 
 # Groups of the same image. Exact copies have equal hashes of their pixels. Near duplicates are found by locality
 # sensitive hashing: sorting by each 16-bit band of the perceptual hashes makes images with an equal band adjacent, and
-# only those are compared, first by the other bits, then by their sketches. Pairs are joined with a union-find forest,
-# in which `leader` points to the first image of a group.
+# only those are compared, first by the other bits, then by their sketches. `leader` has the first image of each one's
+# group.
 
 CROWD = 32
 """Neighbors that an image is compared with among those that share a band with it.
@@ -571,16 +571,20 @@ def same_groups(pixels: NDArray[np.uint64], sketches: Bytes, rows: Rows) -> list
     leader[rows] = rows[first[which]]
     singles = rows[np.sort(first)]
     for pairs in candidate_pairs(map_sketches(perceptual_hashes, sketches, singles)):
-        roots = find_roots(leader)[singles[pairs]]
-        for part in chunks(singles[pairs[roots[:, 0] != roots[:, 1]]]):
-            same = is_same_image(sketches[part[:, 0]], sketches[part[:, 1]])
-            for one, two in part[same].tolist():
-                low, high = sorted((find_root(leader, one), find_root(leader, two)))
-                leader[high] = low
-    roots = find_roots(leader)[rows]
-    order = np.argsort(roots, kind="stable")
-    parts = np.split(rows[order], np.flatnonzero(np.diff(roots[order])) + 1)
+        for part in chunks(apart(leader, singles[pairs])):
+            same = part[is_same_image(sketches[part[:, 0]], sketches[part[:, 1]])]
+            while len(same := apart(leader, same)):
+                np.minimum.at(leader, leader[same].max(1), leader[same].min(1))
+                while (leader != leader[leader]).any():
+                    leader = leader[leader]
+    order = np.argsort(leader[rows], kind="stable")
+    parts = np.split(rows[order], np.flatnonzero(np.diff(leader[rows][order])) + 1)
     return [part for part in parts if len(part) > 1]
+
+
+def apart(leader: Rows, pairs: Rows) -> Rows:
+    """The pairs of images that are not in one group yet."""
+    return pairs[leader[pairs[:, 0]] != leader[pairs[:, 1]]]
 
 
 def candidate_pairs(hashes: NDArray[np.uint16]) -> Iterator[Rows]:  # (N, 8) -> (M, 2), per band and step
@@ -596,22 +600,6 @@ def candidate_pairs(hashes: NDArray[np.uint16]) -> Iterator[Rows]:  # (N, 8) -> 
             different = np.unpackbits(np.ascontiguousarray(hashes[one] ^ hashes[two]).view(np.uint8), axis=1)
             near = different.sum(1, dtype=np.int64) <= MAX_BITS
             yield np.stack([one[near], two[near]], 1)
-
-
-def find_root(leader: Rows, row: int) -> int:
-    while leader[row] != row:
-        leader[row] = leader[leader[row]]
-        row = int(leader[row])
-    return row
-
-
-def find_roots(leader: Rows) -> Rows:
-    """The first image of every image's group."""
-    while True:
-        above = leader[leader]
-        if np.array_equal(above, leader):
-            return leader
-        leader = above
 
 
 # Several labels per image, and numbers.

@@ -1,10 +1,8 @@
 """Images of one dataset that are also in others, and what is on both sides of a split: accuracies become too high."""
 
 import dataclasses
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +13,10 @@ from vitruvian.data.doctor.checks import is_exact, same_groups
 from vitruvian.data.doctor.corrections import write_manifest
 from vitruvian.data.doctor.findings import EXACT, NEAR, SHOWN, ImageRef, image_ref
 from vitruvian.data.doctor.scan import scan
-from vitruvian.data.folder import FolderSource
 from vitruvian.data.formats import open_dataset, open_images
 from vitruvian.data.groups import GROUP_COLUMN, values_by
-from vitruvian.data.sources import DerivedSource, Source, read_file
-from vitruvian.errors import DataError, ImageError
+from vitruvian.data.sources import DerivedSource, Source
+from vitruvian.errors import DataError
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import Record
 from vitruvian.targets import KINDS
@@ -131,34 +128,6 @@ def write_clean(data: str | Path, overlap: Overlap, out: Path) -> int:
 
 
 MOST_COMPARED = 5000  # number of images up to which near duplicates are looked for; they have to be read for that
-MOST_FILES = 2000  # number of held-out files, spread evenly, for which equal files are looked for in larger data
-
-
-def equal_files(train: Source, held: Source, rows: list[int]) -> list[int] | None:
-    """The given rows of `held` whose file is identical to a training image; None if the images are not files.
-
-    Files are grouped by their size, and only those of equal size are read, so the cost is one look at each file's size.
-    """
-    if file_path(train, 0) is None or file_path(held, 0) is None:
-        return None
-    by_size: dict[int, list[int]] = {}
-    matches = set[int]()
-    for row in rows:
-        with suppress(OSError):  # reported when the image is read
-            by_size.setdefault(os.stat(file_path(held, row) or "").st_size, []).append(row)
-    for index in range(len(train)):
-        with suppress(OSError, ImageError):
-            path = file_path(train, index) or ""
-            for row in by_size.get(os.stat(path).st_size, ()):
-                if row not in matches and read_file(file_path(held, row) or "") == read_file(path):
-                    matches.add(row)
-    return sorted(matches)
-
-
-def file_path(source: Source, index: int) -> str | None:
-    """The path of the file of an image, if it is one."""
-    source, index = source.origin(index)
-    return os.path.join(source.root, source.key(index)) if isinstance(source, FolderSource) else None
 
 
 def split_notes(
@@ -184,16 +153,8 @@ def split_notes(
     if train.remote or train.draws or held.draws:
         return
     if len(train) + len(held) > MOST_COMPARED:
-        rows = np.unique(np.linspace(0, len(held) - 1, MOST_FILES).astype(int)).tolist()
-        equal = equal_files(train, held, rows)
-        if equal:
-            yield (
-                f"{len(equal):,} of {len(rows):,} examined images of {held_is} {'is' if len(equal) == 1 else 'are'} "
-                f"also trained on, such as {printable(held.key(equal[0]))}: the accuracy will be too high"
-            )
-        looked = "not looked for" if equal is None else f"looked for only as equal files of {len(rows):,} images"
         yield (
-            f"near duplicates across the split were {looked}, as there are more than {MOST_COMPARED:,} images; "
+            f"near duplicates across the split were not looked for, as there are more than {MOST_COMPARED:,} images; "
             "`vit doctor` finds all"
         )
         return

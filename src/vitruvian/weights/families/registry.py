@@ -9,13 +9,13 @@ from vitruvian.model.build import Model
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Family
 from vitruvian.weights.families.google import BigVision, Bit, Google, GoogleMixer, Lit
-from vitruvian.weights.families.huggingface import HuggingFace
-from vitruvian.weights.families.huggingface_clip import HuggingFaceTower
-from vitruvian.weights.families.huggingface_vit import (
+from vitruvian.weights.families.huggingface import (
+    HuggingFace,
     HuggingFaceBeit,
     HuggingFaceDinoV2,
     HuggingFaceDinoV3,
     HuggingFaceTips,
+    HuggingFaceTower,
     HuggingFaceViT,
 )
 from vitruvian.weights.families.openclip import OpenClip, OpenClipTimm

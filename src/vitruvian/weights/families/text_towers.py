@@ -15,8 +15,7 @@ from vitruvian.weights.checkpoint_files import Checkpoint, read_checkpoint
 from vitruvian.weights.description import is_native
 from vitruvian.weights.families.family import Family
 from vitruvian.weights.families.google import BigVision, Lit, heads_in, unstack
-from vitruvian.weights.families.huggingface import encoder_json, read_int
-from vitruvian.weights.families.huggingface_clip import HuggingFaceTower
+from vitruvian.weights.families.huggingface import HuggingFaceTower, encoder_json, read_int
 from vitruvian.weights.families.openclip import CONFIG, UNSUPPORTED, OpenClip, OpenClipTimm, config_section
 from vitruvian.weights.families.registry import recognize
 from vitruvian.weights.families.tables import TABLES, Table, Tensors

@@ -10,7 +10,7 @@ from vitruvian.cost import parameters
 from vitruvian.errors import ConfigError, ConversionError
 from vitruvian.explain.figures import filter_components
 from vitruvian.model.build import build
-from vitruvian.model.stems import BatchNorm, whitening_kernels
+from vitruvian.model.resnet import BatchNorm, whitening_kernels
 from vitruvian.weights.convert import convert
 from vitruvian.weights.families.family import Facts
 from vitruvian.weights.parse import infer_stem

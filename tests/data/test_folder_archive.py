@@ -7,7 +7,7 @@ import zipfile
 import pytest
 from making import level_of, png
 
-from vitruvian.data import archive
+from vitruvian.data import folder as folders
 from vitruvian.data.folder import find_images
 from vitruvian.data.formats import open_dataset, open_images
 from vitruvian.errors import DataError
@@ -49,7 +49,7 @@ def test_an_archive_is_extracted_once_and_again_when_it_changes(tmp_path, monkey
     path = make_zip(tmp_path / "a.zip")
     open_dataset(path)
     with monkeypatch.context() as patch:
-        patch.setattr(archive, "extract", lambda *_: pytest.fail("extracted again"))
+        patch.setattr(folders, "extract", lambda *_: pytest.fail("extracted again"))
         open_dataset(path)
     make_zip(path, PHOTOS | {"dog/3.png": png(3)})
     assert len(open_dataset(path).train) == 4
@@ -91,9 +91,9 @@ def test_an_encrypted_member_is_refused_by_name(tmp_path):
 
 
 def test_an_archive_that_expands_too_much_is_refused_before_it_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(archive, "ALLOWED_BYTES", 1000)
+    monkeypatch.setattr(folders, "ALLOWED_BYTES", 1000)
     path = make_zip(tmp_path / "a.zip", {"cat/0.png": bytes(10**6)})
-    monkeypatch.setattr(archive, "extract", lambda *_: pytest.fail("extracted"))
+    monkeypatch.setattr(folders, "extract", lambda *_: pytest.fail("extracted"))
     with pytest.raises(DataError, match=r"its [\d,]+ bytes would expand to 1,000,000; unpack it if you trust it"):
         open_dataset(path)
 
