@@ -177,3 +177,43 @@ def test_labels_that_look_like_tags_are_reported(tmp_path, tags):
 def test_a_class_name_with_a_comma_is_no_list_of_tags(tmp_path):
     path = make_manifest(tmp_path, 'path,label\nimages/0.png,cat\nimages/1.png,"tench, Tinca tinca"\n')
     assert not open_dataset(path).notes
+
+
+@pytest.mark.parametrize("library", ["pandas", "pyarrow", "polars"])
+def test_a_data_frame_is_read_like_a_manifest(tmp_path, monkeypatch, library):
+    make_manifest(tmp_path, "")
+    monkeypatch.chdir(tmp_path)
+    columns = {
+        "image": ["images/2.png", f"{tmp_path}/images/0.png"],
+        "label": ["dog", "cat"],
+        "split": ["val", "train"],
+    }
+    make = pytest.importorskip(library)
+    frame = make.table(columns) if library == "pyarrow" else make.DataFrame(columns)
+    data = open_dataset(frame)
+    monkeypatch.chdir("/")  # paths are relative to the folder in which it was opened
+    assert data.classes == ("cat", "dog")
+    assert [level_of(data.splits[name].read(0)) for name in ("train", "val")] == [0, 2]
+    assert data.train.column("label") == ["cat"]
+    assert data.notes == ()
+
+
+def test_data_frames_of_numbers_and_categories_keep_their_meaning(tmp_path, monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    make_manifest(tmp_path, "")
+    monkeypatch.chdir(tmp_path)
+    frame = pandas.DataFrame({"path": ["images/2.png", "images/0.png"], "age": [1.5, None]})
+    train = open_dataset(frame, target="number", accepts=("number",)).train
+    assert (len(train), train.classes, train.label_text(0)) == (1, ("age",), "1.5")
+    frame = pandas.DataFrame({"path": ["images/2.png", "images/0.png"], "label": pandas.Categorical(["b", "a"])})
+    assert open_dataset(frame.set_index("label").reset_index()).train.labels().tolist() == [1, 0]
+
+
+def test_a_data_frame_without_paths_is_refused(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(DataError, match=r"the data frame: no column path among label"):
+        open_dataset(pandas.DataFrame({"label": ["a"]}))
+    with pytest.raises(DataError, match=r"the data frame"):
+        open_dataset(pandas.DataFrame({"path": [object()], "label": ["a"]}))
+    with pytest.raises(DataError, match=r"none of its first 1 images exists"):
+        open_dataset(pandas.DataFrame({"path": ["no.png"], "label": ["a"]}))

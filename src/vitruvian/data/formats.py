@@ -16,7 +16,15 @@ from vitruvian.data.releases import open_task
 from vitruvian.data.remote import open_url
 from vitruvian.data.shards import open_shards
 from vitruvian.data.sources import Dataset, Source, make_dataset, with_targets
-from vitruvian.data.tables import contains_images, find_saved, open_coco, open_manifest, open_parquet, open_saved
+from vitruvian.data.tables import (
+    contains_images,
+    find_saved,
+    open_coco,
+    open_frame,
+    open_manifest,
+    open_parquet,
+    open_saved,
+)
 from vitruvian.errors import DataError, nearest, parsing
 from vitruvian.progress import print_notes
 from vitruvian.targets import AUTO, KINDS, TargetSpec, parse_target
@@ -83,7 +91,8 @@ def open_dataset(
 
     Args:
         data: A path, a pattern of shards or Parquet files, a URL of shards, `digits` or the name of a task; or an
-            object: a map-style `torch.utils.data.Dataset`, a Hugging Face dataset, or a mapping from splits to such.
+            object: a map-style `torch.utils.data.Dataset`, a Hugging Face dataset, a mapping from splits to such, or a
+            data frame of pandas or polars with the columns of a manifest.
         split: Only this split.
         target: What to predict: a key of `targets.KINDS`, perhaps with columns of a manifest, such as
             "number:age,weight"; by default what the data states.
@@ -101,6 +110,8 @@ def open_dataset(
                 dataset = make_dataset(data.name, {"train": data})
             elif isinstance(data, str | os.PathLike):
                 dataset = open_name(os.fspath(data), spec)
+            elif hasattr(data, "__arrow_c_stream__"):
+                dataset = open_frame(data, spec)
             else:
                 from vitruvian.data.torch_dataset import open_datasets
 

@@ -1,6 +1,8 @@
 """Datasets in tables: CSV, JSON Lines, Parquet or COCO lists of image paths, and Parquet or Arrow files of images."""
 
 import csv
+import hashlib
+import io
 import math
 import os
 import re
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vitruvian.cache import cache_folder
 from vitruvian.data.columns import CHUNK
 from vitruvian.data.decode import RawImage
 from vitruvian.data.folder import FolderSource
@@ -20,7 +23,7 @@ from vitruvian.data.names import find_classes, split_name, split_of_file
 from vitruvian.data.order import Blocks
 from vitruvian.data.sources import Dataset, SkippedFiles, check_inside, locate, make_dataset, read_file
 from vitruvian.errors import DataError, ImageError, argument, nearest, parsing, require, short_repr
-from vitruvian.files import parse_json, parse_object, read_bytes, read_object
+from vitruvian.files import parse_json, parse_object, read_bytes, read_object, write_bytes
 from vitruvian.targets import AUTO, SEPARATOR, TargetSpec
 from vitruvian.tasks import DATA_VARIABLE, data_root
 from vitruvian.text import brief, natural_key, plural, printable
@@ -42,6 +45,7 @@ class Layout(NamedTuple):
     target: str  # a key of KINDS
     label: str = "label"  # the column of labels
     columns: tuple[str, ...] | None = None  # instead of it, columns of 0 and 1 or of numbers
+    root: Path = Path()  # the folder that paths are relative to
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -78,14 +82,18 @@ def manifest_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
     return {".parquet": parquet_rows, ".jsonl": jsonl_rows}.get(path.suffix.lower(), csv_rows)(path, columns)
 
 
-def open_manifest(files: list[Path], name: str, target: TargetSpec = AUTO) -> Dataset:
-    """The dataset listed in a manifest of one row per image, compiled once into an index on disk."""
+def open_manifest(files: list[Path], name: str, target: TargetSpec = AUTO, root: Path | None = None) -> Dataset:
+    """The dataset listed in a manifest of one row per image, compiled once into an index on disk.
+
+    Paths are relative to the folder of the manifest, unless there is another `root`.
+    """
     path = files[0]
     layout = find_layout(next(manifest_rows(path, ()), ("", {}))[1], target)
     classes, class_files = find_classes(path.parent) if layout.target in ("single", "ordinal") else (None, [])
     kind = f"manifest {data_root().absolute()}"  # its paths were checked against that folder
     if layout != Layout("single"):
         kind += f" {layout.target != 'single' and layout.target} {layout.required}"
+    layout = layout._replace(root=root or path.parent)
 
     def entries(skipped: SkippedFiles) -> Iterator[Entry]:
         for position, row in manifest_rows(path, layout.required):
@@ -99,14 +107,33 @@ def open_manifest(files: list[Path], name: str, target: TargetSpec = AUTO) -> Da
     if not stored.splits:
         reason = f"a manifest without rows; expected {', '.join(layout.required)} for each image"
         raise DataError(reason, where=path)
-    sources = stored.sources(name, ManifestSource, root=path.parent)
+    sources = stored.sources(name, ManifestSource, root=layout.root)
     for split, source in sources.items():
         source.manifest, source.layout, source.split = path, layout, split
-        find_root(source, [path.parent], path)
+        find_root(source, [layout.root], path)
     notes = [*stored.notes, *(tag_notes(stored.classes) if layout.target == "single" else ())]
     if layout.target == "number" and target.kind == "auto":
         notes.append(f"no column 'label': the targets are the numbers in {brief(layout.columns or ())}")
     return make_dataset(name, sources, notes, target=layout.target, columns=layout.columns)
+
+
+def open_frame(frame: Any, target: TargetSpec = AUTO) -> Dataset:
+    """The manifest in a data frame of pandas or polars or in an Arrow table, with any paths.
+
+    It is stored in the cache under a digest of its content, where worker processes and later calls find it.
+    """
+    name = "the data frame"
+    with parsing(name, DataError):
+        table = require("pyarrow", "parquet").table(frame)
+        position = rename_columns(name, table.column_names, ("path",)).index("path")
+        paths = [os.path.abspath(os.path.expanduser(path or "")) for path in table.column(position).to_pylist()]
+        root = Path(os.path.commonpath(map(os.path.dirname, paths))) if paths else Path.cwd()
+        table = table.set_column(position, "path", [[os.path.relpath(path, root) for path in paths]])
+        content = io.BytesIO()
+        require("pyarrow.parquet", "parquet").write_table(table, content)
+    stem = hashlib.sha256(content.getvalue() + os.fsencode(root)).hexdigest()[:16]
+    manifest = write_bytes(cache_folder() / "frames" / f"{stem}.parquet", content.getvalue())
+    return open_manifest([manifest], name, target, root)
 
 
 def find_layout(first: Mapping[str, Any], target: TargetSpec) -> Layout:
@@ -179,12 +206,12 @@ def parse_row(path: Path, position: str, row: dict[str, Any], layout: Layout) ->
         value = math.nan
     is_inside, hint = not os.path.isabs(image) and ".." not in image, ""
     if not is_inside:  # below the manifest's folder, or below the folder that the user sets for all data
-        target = Path(os.path.normpath(path.parent.absolute() / image))
-        is_inside = any(target.is_relative_to(os.path.abspath(root)) for root in (path.parent, data_root()))
+        target = Path(os.path.normpath(layout.root.absolute() / image))
+        is_inside = any(target.is_relative_to(os.path.abspath(root)) for root in (layout.root, data_root()))
     if not image or (not label and is_single):
         reason, hint = f"no {'label' if image else 'path'}", "every row needs both"
     elif not is_inside:
-        reason = f"the path {printable(image)} points outside {path.parent.absolute()}"
+        reason = f"the path {printable(image)} points outside {layout.root.absolute()}"
         hint = f"move the manifest to a folder above its images, or set {DATA_VARIABLE} to one"
     elif not 0 <= value < math.inf:
         reason = f"the weight {weight!r} is not a non-negative number"
