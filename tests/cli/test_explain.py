@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 
@@ -106,3 +107,14 @@ def test_a_folder_that_cannot_be_written_is_one_line(vit, weights, photos, tmp_p
     assert code == 1
     assert "cannot be written" in err
     assert err.count("\n") == 1
+
+
+def test_components_have_colors_per_patch_and_a_sentence_on_the_page(vit, weights, photos, tmp_path):
+    code, out, err = vit("explain", photos, "--model", weights, "--map", "pca", "--out", tmp_path / "out")
+    assert (code, err) == (0, "")
+    assert "  principal components of the patches after layer 0" in out.splitlines()[1]
+    with np.load(tmp_path / "out" / "1-a.npz") as arrays:
+        assert arrays["pca"].shape[2] == 3
+    page = (tmp_path / "out" / "explain.html").read_text("utf-8")
+    assert "patches with similar tokens have similar colors" in page
+    assert "Rollout:" not in page

@@ -144,6 +144,7 @@ PAGES = {
         "count": 3,
         "unreadable": 1,
         "images": [EXPLAINED, FAILED],
+        "methods": ("rollout", "pca"),
         "color_bar": embed_image(color_bar(160, 10), "colors from violet to yellow"),
     },
     "figures.html": {

@@ -1,6 +1,7 @@
 """`vit explain`: what a model looks at, and what it has learned."""
 
 import json
+import typing
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from vitruvian.explain import Explained
     from vitruvian.model.build import Model
 
-MapKind = StrEnum("MapKind", "gradient rollout attention")  # typer has no lists of Literal
+MapKind = StrEnum("MapKind", "gradient rollout attention pca")  # typer has no lists of Literal
 
 
 def parse_patch(text: str) -> tuple[int, int]:
@@ -35,9 +36,9 @@ def parse_patch(text: str) -> tuple[int, int]:
 
 
 PATHS = typer.Argument(metavar="IMAGES", help="Images, or folders of images.", show_default=False)
-MAPS = typer.Option("--map", help="Compute only this map; repeatable [default: all that the model supports].")
+MAPS = typer.Option("--map", help="Compute only this map; repeatable [default: all but pca].")
 TARGET = option("NAME", "Explain this class, a label or an index [default: the prediction].", "--class")
-LAYER = option("N", "Layer of the raw attention, from 0; -1 is the last [default: -1].")
+LAYER = option("N", "Layer of the raw attention, from 0 [default: -1, the last], or of pca [default: at two thirds].")
 PATCH = option("R,C", "Raw attention of this patch [default: of the class token].", parser=parse_patch)
 DELETION = flag("--deletion", "Score the maps by deletion curves, which remove their top patches.")
 FIGURES = flag("--figures", "Plot filters, position similarity and attention distance of the model.")
@@ -81,12 +82,12 @@ def explain(
     import_torch()
     from vitruvian.data.folder import find_images
     from vitruvian.engines.torch_variant import torch_engine
-    from vitruvian.explain.explainer import METHODS
+    from vitruvian.explain.explainer import METHODS, AnyMethod
     from vitruvian.machine import announce_device, choose_device
     from vitruvian.weights.hub import default_source
 
     images = find_images(paths or [])
-    methods = tuple(method for method in METHODS if not maps or method in maps)
+    methods = tuple(method for method in typing.get_args(AnyMethod) if method in maps) if maps else METHODS
     of_attention: Any = {"layer": layer, "head": head, "patch": patch}
     settings = vt.MapSettings(methods=methods, target=target, top=top, deletion=deletion, **of_attention)
     model = default_source() if model is None else model

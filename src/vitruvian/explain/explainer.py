@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,10 +16,11 @@ from vitruvian.data.decode import ImageInput, decode
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.engines.graph import ImageModel
 from vitruvian.engines.runtimes import EngineName
-from vitruvian.errors import ConfigError, ImageError, UnknownNameError, nearest
+from vitruvian.errors import ConfigError, DataError, ImageError, UnknownNameError, nearest
 from vitruvian.explain.attention import attention_map, attention_rollout, check_head, gradient_attention, require_vit
 from vitruvian.explain.deletion import Curve, deletion_curves
-from vitruvian.explain.overlay import file_name, image_with_crop, overlay, seen_box, write_arrays
+from vitruvian.explain.overlay import file_name, image_with_crop, overlay, paint, seen_box, write_arrays
+from vitruvian.explain.patches import Components, default_layer, fit_components, patch_tokens
 from vitruvian.files import write_text
 from vitruvian.inference import NOT_FINITE, Classifier, Encoder, Loaded, Prediction, batched, image_name, load_batches
 from vitruvian.model.vit import ViT
@@ -30,6 +32,7 @@ from vitruvian.text import brief, plural, printable
 
 Method = Literal["gradient", "rollout", "attention"]
 METHODS: tuple[Method, ...] = get_args(Method)
+AnyMethod = Literal[Method, "pca"]
 SHOWN_PREDICTIONS = 5
 MAX_IMAGES = 60  # maximum number of images on the page; files are written for all
 PAGE_SIDE = 420  # longest side in pixels of an image on the page
@@ -40,9 +43,10 @@ PAGE = "explain.html"
 class MapSettings:
     """Which maps to compute for each image."""
 
-    methods: tuple[Method, ...] = METHODS
+    methods: tuple[AnyMethod, ...] = METHODS
+    """Attention maps, and `pca`: principal components of the patch tokens, fitted over all images given."""
     layer: int | None = None
-    """Layer of the raw attention; None for the last one."""
+    """Layer of the raw attention, None for the last one; for `pca`, None for the one after two thirds of the blocks."""
     head: int | None = None
     """Head of the raw attention; None for the mean over heads."""
     patch: tuple[int, int] | None = None
@@ -56,8 +60,10 @@ class MapSettings:
 
     def __post_init__(self) -> None:
         for method in self.methods:
-            check_choice("method", method, get_args(Method))
+            check_choice("method", method, get_args(AnyMethod))
         check_range("top", self.top, 1)
+        if self.deletion and self.methods == ("pca",):
+            raise ConfigError("deletion curves need an attention map: pca does not rank patches")
         if self.target and self.top > 1:
             raise ConfigError(f"top={self.top} cannot be combined with class {self.target!r}")
 
@@ -68,7 +74,7 @@ class Map:
 
     name: str  # unique among the maps of the image
     title: str
-    values: NDArray[np.float32]  # (R, C), one number per patch
+    values: NDArray[np.float32]  # (R, C), one number per patch; of pca (R, C, 3), colors, NaN for the background
     index: int | None = None  # the class that it explains, if any
     patch: tuple[int, int] | None = None  # row and column of the query patch, if any
 
@@ -88,7 +94,7 @@ class Explained:
 
 
 class Explainer:
-    """Computes attention maps of images for a Vision Transformer.
+    """Computes attention maps, and principal components of patches, of images for a Vision Transformer.
 
     Args:
         model: A ViT, with or without a head, or a file, directory or published name to load.
@@ -122,6 +128,8 @@ class Explainer:
         if self.settings.layer is not None:
             self.vit.layer(self.settings.layer)
         self.target = self.class_index(self.settings.target) if self.settings.target else None
+        self.components: Components | None = None
+        """Components that `fit_components` found; without, `stream` fits them to its images."""
 
     def class_index(self, name: str) -> int:
         """Index of a class, by its label (in any case) or its index as text."""
@@ -141,8 +149,42 @@ class Explainer:
         """Compute the maps of one image. If it cannot be read, the result has an `error`."""
         return next(self.stream([source]))
 
+    def fit_components(self, images: Iterable[ImageInput]) -> Components:
+        """Fit the colors of `pca` to these images, and keep them for all that follow; unreadable ones are left out."""
+        self.components = self._fit(list(images))
+        if self.components is None:
+            raise DataError("no image can be read, so no components can be fitted")
+        return self.components
+
+    def _fit(self, images: Sequence[ImageInput]) -> Components | None:
+        pixels = (pixels for _, pixels in self._load(images) if isinstance(pixels, Tensor))
+        grids = (self.patches(image)[0] for image in pixels)
+        first = next(grids, None)
+        return None if first is None else fit_components(chain([first], grids), len(images))
+
+    def patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens (R, C, D) of the layer that `pca` shows, and its attention sinks (R, C), of one image's pixels."""
+        layer = default_layer(self.vit) if self.settings.layer is None else self.settings.layer
+        tokens, sinks = patch_tokens(self.vit, pixels[None].to(self.device), [layer])
+        return tokens[0], sinks[0]
+
     def stream(self, images: Iterable[ImageInput]) -> Iterator[Explained]:
-        """Yield the maps of each image, in order; the next image is decoded meanwhile."""
+        """Yield the maps of each image, in order; the next image is decoded meanwhile.
+
+        For `pca`, all images are read twice: first to fit the components.
+        """
+        components = self.components
+        if "pca" in self.settings.methods and components is None:
+            images = list(images)
+            components = self._fit(images)
+        for (path, image), pixels in self._load(images):
+            if isinstance(pixels, ImageError):
+                yield Explained(path=path, error=str(pixels))
+            else:
+                explained = self.explain_pixels(pixels, path, components)
+                yield explained if explained.error else replace(explained, image=image)
+
+    def _load(self, images: Iterable[ImageInput]) -> Iterator[Loaded[tuple[str, Image.Image | None]]]:
         preprocess = self.vit.meta.preprocess
 
         def load(_: int, source: ImageInput) -> Loaded[tuple[str, Image.Image | None]]:
@@ -152,15 +194,13 @@ class Explainer:
             except ImageError as error:
                 return (image_name(source), None), error
 
-        for (((path, image), pixels),) in load_batches(load, batched(images, 1), threads=1, ahead=2):
-            if isinstance(pixels, ImageError):
-                yield Explained(path=path, error=str(pixels))
-            else:
-                explained = self.explain_pixels(pixels, path)
-                yield explained if explained.error else replace(explained, image=image)
+        return (loaded for (loaded,) in load_batches(load, batched(images, 1), threads=1, ahead=2))
 
-    def explain_pixels(self, pixels: Tensor, path: str = "image") -> Explained:
-        """Compute the maps of a preprocessed image, normalized pixels (channels, rows, columns)."""
+    def explain_pixels(self, pixels: Tensor, path: str = "image", components: Components | None = None) -> Explained:
+        """Compute the maps of a preprocessed image, normalized pixels (channels, rows, columns).
+
+        Without `components`, and without a call of `fit_components`, `pca` is fitted to this image alone.
+        """
         predictions: tuple[Prediction, ...] = ()
         targets: list[Prediction] = []
         rejected = False
@@ -173,15 +213,16 @@ class Explainer:
             targets = list(ranked[: self.settings.top])
             if self.target is not None:
                 targets = [prediction for prediction in ranked if prediction.index == self.target]
-        maps = tuple(self.maps(pixels, targets))
+        maps = tuple(self.maps(pixels, targets, components or self.components))
         curves: dict[str, Curve] = {}
         if self.classifier is not None and self.settings.deletion and maps:
             index = targets[0].index
-            values = {m.name: torch.from_numpy(m.values) for m in maps if m.index in (None, index)}
+            ranking = (m for m in maps if m.index in (None, index) and m.name != "pca")
+            values = {m.name: torch.from_numpy(m.values) for m in ranking}
             curves = deletion_curves(self.classifier, pixels, values, index)
         return Explained(path=path, predictions=predictions, rejected=rejected, maps=maps, curves=curves)
 
-    def maps(self, pixels: Tensor, targets: list[Prediction]) -> Iterator[Map]:
+    def maps(self, pixels: Tensor, targets: list[Prediction], components: Components | None = None) -> Iterator[Map]:
         """The maps of one image's normalized pixels, with gradients for `targets`."""
         batch, vit, settings = pixels[None].to(self.device), self.vit, self.settings
         for method in settings.methods:
@@ -196,15 +237,23 @@ class Explainer:
             elif method == "rollout":
                 values = attention_rollout(vit, batch)[0].numpy()
                 yield Map(name="rollout", title="attention rollout, all layers", values=values)
+            elif method == "pca":
+                tokens, sinks = self.patches(pixels)
+                fitted = components or fit_components([tokens], 1)
+                layer = vit.layer(default_layer(vit) if settings.layer is None else settings.layer)
+                title = f"principal components of the patches after layer {layer}"
+                if count := int(sinks.sum()):
+                    title += f"; {plural(count, 'attention sink')} filled in"
+                yield Map(name="pca", title=title, values=fitted.colors(tokens))
             else:
                 patch, head = settings.patch, settings.head
                 values = attention_map(vit, batch, layer=settings.layer, head=head, patch=patch)[0].numpy()
-                layer = f"layer {vit.layer(-1 if settings.layer is None else settings.layer)}"
+                where = f"layer {vit.layer(-1 if settings.layer is None else settings.layer)}"
                 if vit.attn_pool is not None and patch is None:
-                    layer = "the pooling probe"
+                    where = "the pooling probe"
                 heads = "mean of heads" if head is None else f"head {head}"
                 origin = "" if patch is None else f", from patch {patch[0]},{patch[1]}"
-                title = f"attention of {layer}, {heads}{origin}"
+                title = f"attention of {where}, {heads}{origin}"
                 yield Map(name="attention", title=title, values=values, patch=patch)
 
 
@@ -245,6 +294,7 @@ def explain_images(explainer: Explainer, images: Sequence[ImageInput], out: Path
             subtitle=f"{describe_model(explainer.vit)}; {plural(len(images), 'image')}",
             images=contexts,
             count=len(images),
+            methods=explainer.settings.methods,
             unreadable=unreadable,
             color_bar=embed_image(color_bar(240, 12), "colors from violet (low) to yellow (high)"),
         )
@@ -256,7 +306,12 @@ def overlays(explainer: Explainer, explained: Explained) -> dict[str, Image.Imag
     if explained.image is None:
         return {}
     image, preprocess = explained.image, explainer.vit.meta.preprocess
-    maps = {item.name: overlay(image, item.values, preprocess, patch=item.patch) for item in explained.maps}
+    maps = {
+        item.name: paint(image, item.values, preprocess)
+        if item.values.ndim == 3
+        else overlay(image, item.values, preprocess, patch=item.patch)
+        for item in explained.maps
+    }
     return {"image": image_with_crop(image, preprocess)} | maps
 
 

@@ -16,6 +16,7 @@ from vitruvian.settings import Size
 
 WEAKEST, STRONGEST = 0.4, 0.75  # opacity of the color at the minimum and at the maximum of the map
 LONGEST_NAME = 60
+UNPAINTED = 0.5  # brightness of the patches without a color
 OUTSIDE = 0.35  # brightness of the part that the model does not see
 
 FloatBox = tuple[float, float, float, float]  # left, top, right, bottom
@@ -53,6 +54,28 @@ def overlay(
     (left, top), down, across = box[:2], size[1] / values.shape[0], size[0] / values.shape[1]
     corner = round(left + patch[1] * across), round(top + patch[0] * down)
     return draw_frame(canvas, (*corner, round(left + (patch[1] + 1) * across), round(top + (patch[0] + 1) * down)))
+
+
+def paint(image: Image.Image, colors: NDArray[np.floating], preprocess: Preprocess) -> Image.Image:
+    """Paint patches over a gray copy of the image. Patches without a color, and what the model does not see, are dark.
+
+    Args:
+        image: The upright RGB image.
+        colors: Red, green and blue of each patch from 0 to 1, (R, C, 3); NaN for none.
+        preprocess: The preprocessing of the model.
+    """
+    shown = resize_for_display(image)
+    box = shown_box(shown, preprocess)
+    size = box[2] - box[0], box[3] - box[1]
+    # colors are interpolated with the weight that they have, so that they do not fade to black at the edges
+    known = ~np.isnan(colors[:, :, :1])
+    layers = np.concatenate([np.where(known, colors, 0.0), known], axis=2).astype(np.float32)
+    smooth = [Image.fromarray(layers[:, :, k]).resize(size, Image.Resampling.BILINEAR) for k in range(4)]
+    values = np.stack([np.asarray(channel) for channel in smooth], axis=2)
+    weight = values[:, :, 3:]
+    below = np.asarray(shown.crop(box).convert("L"))[:, :, None] * (weight + (1 - weight) * UNPAINTED)
+    mixed = STRONGEST * 255 * values[:, :, :3] + (1 - STRONGEST * weight) * below
+    return darken_around(shown, Image.fromarray(np.rint(mixed.clip(0, 255)).astype(np.uint8)), box)
 
 
 def image_with_crop(image: Image.Image, preprocess: Preprocess) -> Image.Image:
