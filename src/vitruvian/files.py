@@ -262,9 +262,14 @@ def file_stamp(path: Path) -> list[Any]:
     return [path.name, status.st_size, status.st_mtime_ns]
 
 
+def fingerprint(data: Any) -> str:
+    """SHA-256 of a JSON value, independent of spacing and the order of keys."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
 def short_hash(parts: Sequence[object]) -> str:
-    """Hash of JSON values, 24 hex digits."""
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+    """The first 24 digits of the fingerprint of JSON values, for the names of files."""
+    return fingerprint(parts)[:24]
 
 
 TABLE_EXTENSIONS = (".csv", ".jsonl", ".parquet")

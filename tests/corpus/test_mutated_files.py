@@ -29,8 +29,7 @@ import torch
 from forked import Forked, exit_code
 from vitruvian.cli.app import main
 from vitruvian.training.recipe import read_recipe, to_toml
-from vitruvian.weights.checkpoint_files import METADATA_KEY
-from vitruvian.weights.description import Description
+from vitruvian.weights.checkpoint_files import METADATA_KEY, Description
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 

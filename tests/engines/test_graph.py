@@ -8,7 +8,7 @@ import pytest
 import vitruvian as vt
 from vitruvian.engines.graph import open_graph
 from vitruvian.errors import CheckpointError, ConfigError
-from vitruvian.weights.description import Description
+from vitruvian.weights.checkpoint_files import Description
 
 TINY = vt.ViTConfig(image_size=16, patch_size=8, depth=2, width=16, mlp_dim=16, num_heads=2, num_classes=3)
 RUNTIMES = ["onnxruntime", pytest.param("openvino", marks=pytest.mark.openvino)]

@@ -17,7 +17,7 @@ from vitruvian.training.journal import EVENTS_FOLDER, TensorBoard
 from vitruvian.training.recipe import Recipe, read_recipe
 from vitruvian.training.run_folder import create_run
 from vitruvian.training.run_report import curves, write_report
-from vitruvian.weights.description import Description
+from vitruvian.weights.checkpoint_files import Description
 
 MODEL = Description(config=resolve("ViT-Ti/16"), meta=ModelMeta()).to_json()
 

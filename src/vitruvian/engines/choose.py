@@ -36,7 +36,7 @@ from vitruvian.engines.runtimes import (
 )  # fmt: skip
 from vitruvian.engines.torch_variant import TorchVariant
 from vitruvian.errors import ConversionError, FileError, VitruvianError, argument
-from vitruvian.files import digest, file_stamp, read_object, short_hash, write_json
+from vitruvian.files import digest, file_stamp, fingerprint, read_object, short_hash, write_json
 from vitruvian.machine import processor_name
 from vitruvian.model.build import Model
 from vitruvian.model.cores import eval_mode, map_over_cores
@@ -44,7 +44,6 @@ from vitruvian.progress import print_status
 from vitruvian.settings import Size
 from vitruvian.text import describe_error
 from vitruvian.weights.checkpoint_files import tensors_digest
-from vitruvian.weights.description import fingerprint
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 

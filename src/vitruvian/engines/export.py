@@ -24,8 +24,7 @@ from vitruvian.model.encoder import Attention
 from vitruvian.model.positions import Offsets, geometric_biases
 from vitruvian.model.vit import ViT
 from vitruvian.settings import BatchSize, Record, Size, as_size, validate
-from vitruvian.weights.checkpoint_files import METADATA_KEY
-from vitruvian.weights.description import Description
+from vitruvian.weights.checkpoint_files import METADATA_KEY, Description
 from vitruvian.weights.load import check_finite, load, merged
 
 Format = Literal["onnx", "openvino", "torch"]

@@ -21,8 +21,7 @@ from vitruvian.machine import processor_name
 from vitruvian.model.build import Model
 from vitruvian.progress import print_status
 from vitruvian.settings import Size, as_size
-from vitruvian.weights.checkpoint_files import prefer_processor
-from vitruvian.weights.description import Description
+from vitruvian.weights.checkpoint_files import Description, prefer_processor
 from vitruvian.weights.families.huggingface import read_labels, read_preprocessor
 from vitruvian.weights.families.timm_config import read_preprocess
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from vitruvian.cost import parameters
 from vitruvian.errors import ConfigError, TrainingError, UnknownNameError, argument
-from vitruvian.files import write_json, write_text
+from vitruvian.files import fingerprint, write_json, write_text
 from vitruvian.progress import print_status
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.html import PAGE, render, write_image
@@ -27,7 +27,6 @@ from vitruvian.training.recipe import OTHER_CLASSES, Recipe, change_recipe, read
 from vitruvian.training.run_folder import RUNS, Run, RunState, is_free, lock_folder
 from vitruvian.training.splits import DataRef, fit_batch_size, resolution_stages, run_multiply_adds, split_data
 from vitruvian.training.train import check_recipe
-from vitruvian.weights.description import fingerprint
 
 Metric = Literal["top1", "fewshot"]
 

@@ -46,7 +46,7 @@ from vitruvian.training.masked import MaskedViT
 from vitruvian.training.optimizer import freeze
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.splits import shared_features, subsample
-from vitruvian.weights.description import Description
+from vitruvian.weights.checkpoint_files import Description
 from vitruvian.weights.load import Changes, check_finite, locate, open_model, published_name, with_config
 from vitruvian.weights.parse import LoadHints
 

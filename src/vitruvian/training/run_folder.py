@@ -29,14 +29,14 @@ from vitruvian.cost import parameters
 from vitruvian.data.formats import BUILT_IN
 from vitruvian.errors import TrainingError, argument
 from vitruvian.evaluation.metrics import headline, wilson
-from vitruvian.files import digest, is_unfinished, read_object, write_json, write_text
+from vitruvian.files import digest, fingerprint, is_unfinished, read_object, write_json, write_text
 from vitruvian.machine import processor_name
 from vitruvian.model.build import Model
 from vitruvian.report.html import render
 from vitruvian.text import describe_error, format_duration, plural
 from vitruvian.training.journal import METRICS_FILE, Line, read_journal
 from vitruvian.training.recipe import Recipe, read_recipe, to_toml
-from vitruvian.weights.description import Description, fingerprint
+from vitruvian.weights.checkpoint_files import Description
 from vitruvian.weights.load import RUN_FILE, load
 
 SHOWN = 20  # number of classes that a model card names

@@ -28,7 +28,7 @@ from vitruvian.training.initial_model import scale_size
 from vitruvian.training.masked import ColorMeasures, MaskedExample, levels_of, patchify
 from vitruvian.training.objective import ValidationMetrics
 from vitruvian.training.run_folder import Run, environment
-from vitruvian.weights.description import Description
+from vitruvian.weights.checkpoint_files import Description
 
 
 def write_report(

@@ -31,8 +31,8 @@ from vitruvian.report.html import PAGE
 from vitruvian.text import describe_error
 from vitruvian.training.journal import Line, Listener, scalars
 from vitruvian.training.run_folder import CARD_FILE, Run, model_card
+from vitruvian.weights.checkpoint_files import Description
 from vitruvian.weights.convert import TOLERANCE, compare
-from vitruvian.weights.description import Description
 from vitruvian.weights.load import RUN_FILE, load
 from vitruvian.weights.save import write
 

@@ -50,8 +50,7 @@ from vitruvian.training.splits import (
     split_data,
 )
 from vitruvian.weights import hub
-from vitruvian.weights.checkpoint_files import digests
-from vitruvian.weights.description import Description
+from vitruvian.weights.checkpoint_files import Description, digests
 from vitruvian.weights.load import RUN_FILE, Changes, assemble, change_head, locate, published_name
 from vitruvian.weights.save import save
 

@@ -22,8 +22,7 @@ from vitruvian.files import atomic_path, json_bytes, read_object
 from vitruvian.model.build import Model
 from vitruvian.model.lora import Update, lora_layers, rows_of
 from vitruvian.text import package_table
-from vitruvian.weights.checkpoint_files import check_values, read_file, write_tensors
-from vitruvian.weights.description import Description
+from vitruvian.weights.checkpoint_files import Description, check_values, read_file, write_tensors
 from vitruvian.weights.families.huggingface import HuggingFaceViT
 from vitruvian.weights.families.registry import huggingface_kind
 

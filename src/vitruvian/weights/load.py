@@ -12,19 +12,17 @@ from vitruvian.config import ModelConfig, ModelMeta, Preprocess, ResNetConfig, V
 from vitruvian.errors import CheckpointError, ConfigError, DamagedFileError, argument, nearest, parsing
 from vitruvian.files import read_object
 from vitruvian.model.build import Model, empty
-from vitruvian.model.embed import resize_patch_kernel
 from vitruvian.model.encoder import fixed_size_error
 from vitruvian.model.lora import PARTS, lora_layers, plain_state, set_updates
 from vitruvian.model.mae import MaskedAutoencoder
 from vitruvian.model.positions import POSITION_TABLES, resize_bias_table, resize_tables
-from vitruvian.model.vit import ViT
+from vitruvian.model.vit import ViT, resize_patch_kernel
 from vitruvian.progress import print_status
 from vitruvian.settings import Size, as_size, validate_field
 from vitruvian.targets import KINDS, LOWER_IS_BETTER
 from vitruvian.text import plural
 from vitruvian.weights.adapter import is_adapter, read_adapter
-from vitruvian.weights.checkpoint_files import read_checkpoint
-from vitruvian.weights.description import Description
+from vitruvian.weights.checkpoint_files import Description, read_checkpoint
 from vitruvian.weights.families.huggingface import read_bool, read_int
 from vitruvian.weights.families.tables import TABLES, Tensors, rename
 from vitruvian.weights.parse import LoadHints, check_names, count_blocks, parse_checkpoint, shape_of

@@ -12,11 +12,11 @@ from typing import Any
 from vitruvian.catalog import find_published, imagenet_labels, resolve
 from vitruvian.config import ConvStyle, ModelConfig, ModelMeta, Preprocess, ResNetConfig, StemConfig, ViTConfig
 from vitruvian.errors import CheckpointError, UnknownNameError, argument
+from vitruvian.files import fingerprint
 from vitruvian.model.build import Model, empty
 from vitruvian.settings import Size, as_size
 from vitruvian.text import brief
-from vitruvian.weights.checkpoint_files import Checkpoint
-from vitruvian.weights.description import Description, describe_native, fingerprint, is_native
+from vitruvian.weights.checkpoint_files import Checkpoint, Description, describe_native, is_native
 from vitruvian.weights.families.family import Facts, Family, check_settings, first_match
 from vitruvian.weights.families.registry import recognize
 from vitruvian.weights.families.tables import POSITIONS, Tensors, split_positions

@@ -7,11 +7,10 @@ from typing import Any
 
 from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.errors import ConversionError, argument
-from vitruvian.files import atomic_path, json_bytes
+from vitruvian.files import atomic_path, fingerprint, json_bytes
 from vitruvian.model.build import Model
 from vitruvian.model.lora import plain_state
-from vitruvian.weights.checkpoint_files import write_tensors
-from vitruvian.weights.description import Description, fingerprint
+from vitruvian.weights.checkpoint_files import Description, write_tensors
 from vitruvian.weights.families.family import Family
 from vitruvian.weights.families.registry import check_writer, suffixes_of, writer
 from vitruvian.weights.families.tables import Tensors

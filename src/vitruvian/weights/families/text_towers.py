@@ -11,8 +11,7 @@ import torch
 from vitruvian.config import NUMERICS, ModelConfig, ViTConfig
 from vitruvian.errors import CheckpointError, ConversionError
 from vitruvian.model.text_tower import TextConfig, TextPool, TextTower
-from vitruvian.weights.checkpoint_files import Checkpoint, read_checkpoint
-from vitruvian.weights.description import is_native
+from vitruvian.weights.checkpoint_files import Checkpoint, is_native, read_checkpoint
 from vitruvian.weights.families.family import Family
 from vitruvian.weights.families.google import BigVision, Lit, heads_in, unstack
 from vitruvian.weights.families.huggingface import HuggingFaceTower, encoder_json, read_int

@@ -6,8 +6,8 @@ import scipy.ndimage
 import torch
 import torch.nn.functional as F
 
-from vitruvian.model.embed import resize_patch_kernel
 from vitruvian.model.positions import interpolate_positions, sincos_positions
+from vitruvian.model.vit import resize_patch_kernel
 
 
 def random_positions(rows, columns, width=6):
