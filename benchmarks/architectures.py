@@ -127,7 +127,7 @@ def flexible_positions(model: nn.Module) -> dict[str, Any]:
     embeds = model.embeds
     aligned = getattr(embeds, "pos_embed_align_corners", False)
     way = embeds.pos_embed_interp_mode, getattr(embeds, "pos_embed_antialias", True), aligned
-    settings = {"position_resize": RESIZE_METHODS[way]}
+    settings = {"position_resize": next(name for name, values in RESIZE_METHODS.items() if values == way)}
     return settings | ({"square_positions": True} if model.embeds.pos_embed_ar_preserving else {})
 
 

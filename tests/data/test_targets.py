@@ -122,7 +122,7 @@ def test_lists_of_class_labels_of_hugging_face_are_several_labels(images, form):
     assert source.classes == ("ant", "bee", "cat")
     assert rows.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
     notes = open_dataset(images / "train.parquet", accepts=KINDS).notes
-    assert notes == ("1 label is left out, as no image has it: dog",)
+    assert notes == ("skipped 1 label without an image: dog",)
     table = pyarrow.table({"image": pixels, "age": [1.5, None, 3]})
     pyarrow.parquet.write_table(table, images / "train.parquet")
     assert opened(images / "train.parquet", "number:age")[1].tolist() == [[1.5], [3]]

@@ -176,7 +176,7 @@ def test_lists_of_labels_and_arrays_of_flags_are_several_labels():
     assert several(named(3, label=lambda index: torch.tensor(flags[index]))) == (("cat", "owl"), seen)
     assert several(named(3, label=lambda index: [names[k] for k in lists[index]])) == (("cat", "owl"), seen)
     (note,) = open_dataset(named(3, label=lambda index: lists[index]), accepts=KINDS).notes
-    assert note == "1 label is left out, as no image has it: dog"
+    assert note == "skipped 1 label without an image: dog"
     targets = type("Targets", (Pictures,), {"targets": torch.tensor(flags), "classes": names})
     assert several(targets(3, label=lambda index: torch.tensor(flags[index]))) == (("cat", "owl"), seen)
 

@@ -231,10 +231,10 @@ def join_labels(names: Iterable[str], where: str) -> str:
 
 
 def absent_labels(names: Sequence[str] | None, combinations: Iterable[str]) -> list[str]:
-    """A note about the labels that no image has, which are left out; `combinations` are from `join_labels`."""
+    """A note about labels without an image, which are skipped; `combinations` are from `join_labels`."""
     present = {label for text in combinations for label in text.split(SEPARATOR)}
     absent = [name for name in names or () if name not in present]
-    return [f"{plural(len(absent), 'label', 'is|are')} left out, as no image has it: {brief(absent)}"] if absent else []
+    return [f"skipped {plural(len(absent), 'label')} without an image: {brief(absent)}"] if absent else []
 
 
 def csv_rows(path: Path, required: tuple[str, ...]) -> Iterator[Row]:

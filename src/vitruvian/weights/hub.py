@@ -5,7 +5,6 @@ during a download there are also `.part`, which a later call resumes, and `.lock
 on Hugging Face are cached by `huggingface_hub`.
 """
 
-import base64
 import csv
 import http.client
 import math
@@ -347,7 +346,7 @@ def _is_intact(path: Path, url: str, sha256_prefix: str, verify: bool) -> bool:
     if record.get("sha256"):
         return bool(size == record.get("size") and (not verify or digest(path) == record["sha256"]))
     try:
-        sha256 = _check(path, size, "", sha256_prefix)
+        sha256 = _check(path, size, sha256_prefix)
     except InterruptedTransferError as fault:
         raise HubError(str(fault), where=path, hint=f"remove it, or replace it by the file of {url}") from None
     write_json(_record(path), {"url": url, "size": size, "sha256": sha256})
@@ -362,9 +361,9 @@ def _download(url: str, path: Path, sha256_prefix: str) -> None:
         time.sleep(wait)
         is_received = False
         try:
-            size, md5 = _transfer(url, path, part)
+            size = _transfer(url, path, part)
             is_received = True
-            sha256 = _check(part, size, md5, sha256_prefix)
+            sha256 = _check(part, size, sha256_prefix)
             break
         except InterruptedTransferError as fault:
             reason = str(fault)
@@ -384,8 +383,8 @@ def _mirror(url: str) -> str:
     return f"{mirror}/{parts.netloc}{path}" if mirror else f"https://{parts.netloc}{path}"
 
 
-def _transfer(url: str, path: Path, part: Path) -> tuple[int | None, str]:
-    """Download to `part`, resuming if the file on the server is unchanged; returns the server's length and MD5."""
+def _transfer(url: str, path: Path, part: Path) -> int | None:
+    """Download to `part`, resuming if the file on the server is unchanged; returns the length that the server states."""
     start = part.stat().st_size if part.is_file() else 0
     validator = str(_read_record(path).get("validator", ""))
     resume = {"Range": f"bytes={start}-", "If-Range": validator} if start and validator else {}
@@ -412,7 +411,7 @@ def _transfer(url: str, path: Path, part: Path) -> tuple[int | None, str]:
         raise InterruptedTransferError(str(cause) or type(cause).__name__) from None
 
 
-def _receive(reply: http.client.HTTPResponse, url: str, path: Path, part: Path) -> tuple[int | None, str]:
+def _receive(reply: http.client.HTTPResponse, url: str, path: Path, part: Path) -> int | None:
     """Append the response to `part`, or replace it if the server starts from the beginning."""
     continued = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", reply.headers.get("Content-Range", ""))
     if reply.status != 206:
@@ -430,12 +429,11 @@ def _receive(reply: http.client.HTTPResponse, url: str, path: Path, part: Path) 
             progress.update(file.tell())
         if size is not None and file.tell() < size:
             raise InterruptedTransferError(f"the connection ended after {file.tell():,} of {size:,} bytes")
-    hashes = dict(re.findall(r"(\w+)=([\w+/=]+)", ",".join(reply.headers.get_all("x-goog-hash") or [])))
-    return size, base64.b64decode(hashes.get("md5", "")).hex()  # which Google's storage sends
+    return size
 
 
-def _check(path: Path, promised: int | None, promised_md5: str, sha256_prefix: str) -> str:
-    """The file's SHA-256, if it has the expected length, format and checksums."""
+def _check(path: Path, promised: int | None, sha256_prefix: str) -> str:
+    """The file's SHA-256, if it has the expected length, format and checksum."""
     size = path.stat().st_size
     if promised is not None and size != promised:
         raise InterruptedTransferError(f"has {size:,} bytes, expected {promised:,}")
@@ -448,8 +446,6 @@ def _check(path: Path, promised: int | None, promised_md5: str, sha256_prefix: s
         is_complete = (kind != "npz" and head.startswith(b"\x80\x02")) or zipfile.is_zipfile(path)
     if not is_complete:
         raise InterruptedTransferError(f"is not a complete .{kind} file (perhaps an error page)")
-    if promised_md5 and (md5 := digest(path, "md5")) != promised_md5:
-        raise InterruptedTransferError(f"has md5 {md5}, expected {promised_md5}")
     sha256 = digest(path)
     if not sha256.startswith(sha256_prefix):
         raise InterruptedTransferError(f"has sha256 {sha256[:8]}..., expected {sha256_prefix}...")

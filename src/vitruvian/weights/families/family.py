@@ -50,7 +50,6 @@ class Family(Generic[ConfigT]):
     table: ClassVar[Table]
     suffixes: ClassVar[tuple[str, ...]] = ()  # file name endings for writing; empty for a folder
     stem_style: ClassVar[ConvStyle] = "hybrid"  # numerics of a ResNet stem with GroupNorm
-    limits: ClassVar[str] = ""  # section of `obstacles.toml`; empty for a family that is only read
     preprocess: ClassVar[dict[str, Any]] = {}  # settings of the preprocessing that all models need
 
     def claims(self, checkpoint: Checkpoint) -> bool:
@@ -90,9 +89,9 @@ class Family(Generic[ConfigT]):
 
     def obstacles(self, config: ConfigT) -> list[str]:
         """Reasons why a model of this shape cannot be written; empty if it can."""
-        if not self.limits:
+        if self.table.name not in OBSTACLES:
             return ["files of this family can only be read"]
-        return find_obstacles(config, self.limits, self.name) if isinstance(config, ViTConfig) else []
+        return find_obstacles(config, self.table.name, self.name) if isinstance(config, ViTConfig) else []
 
     def prefix_rows(self, config: ViTConfig) -> int:
         """Rows of the position array before the patches."""

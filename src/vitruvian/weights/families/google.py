@@ -29,7 +29,6 @@ class Google(Npz[ViTConfig]):
 
     name = "google"
     table = TABLES["google"]
-    limits = "google"
 
     def to_table_names(self, tensors: Tensors) -> Tensors:
         tensors = super().to_table_names(tensors)
@@ -67,7 +66,6 @@ class GoogleMixer(Google):
     """The release's MLP-Mixers. The file states no positions: its MLPs over the patches fit one image size."""
 
     table = TABLES["google_mixer"]
-    limits = "google_mixer"
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         return Facts(numerics=self.numerics, num_heads=1)
@@ -123,7 +121,6 @@ class Bit(Npz[ResNetConfig]):
 
     name = "bit"
     table = TABLES["bit"]
-    limits = "bit"
 
     def prefix(self, tensors: Tensors) -> str | None:
         return super().prefix(rename(tensors, self.table.renames))

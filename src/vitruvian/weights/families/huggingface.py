@@ -297,7 +297,6 @@ class HuggingFaceViT(HuggingFace):
     model_types: ClassVar = {"vit": "ViT", "deit": "DeiT", "vit_mae": "ViTMAE", "vit_msn": "ViTMSN", "ijepa": "IJepa"}
     norm_eps = 1e-12
     table = TABLES["huggingface_vit"]
-    limits = "huggingface_vit"
 
     def claims(self, checkpoint: Checkpoint) -> bool:
         return super().claims(checkpoint) and not any(".layer_scale" in name for name in checkpoint.tensors)
@@ -341,7 +340,6 @@ class HuggingFaceBeit(HuggingFace):
     norm_eps = 1e-12
     preprocess: ClassVar = {"interpolation": "bicubic"}
     table = TABLES["huggingface_beit"]
-    limits = "huggingface_beit"
 
     def claims(self, checkpoint: Checkpoint) -> bool:
         stated = self.config_of(checkpoint).get("model_type") in tuple(self.model_types)
@@ -445,7 +443,6 @@ class HuggingFaceDinoV2(HuggingFace):
     norm_eps = 1e-6
     empty_tokens: ClassVar = REGISTERS  # an array that models without registers store
     table = TABLES["huggingface_dinov2"]
-    limits = "huggingface_dinov2"
 
     def kind_of(self, checkpoint: Checkpoint) -> Any:
         registers = (tensor for name, tensor in checkpoint.tensors.items() if name.endswith(REGISTERS))
@@ -545,7 +542,6 @@ class HuggingFaceDinoV3(HuggingFace):
     default_heads = 6
     preprocess: ClassVar = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     table = TABLES["huggingface_dinov3"]
-    limits = "huggingface_dinov3"
 
     def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
         """Add missing biases, join gate and value, and drop the empty array of models without registers."""
@@ -597,7 +593,7 @@ class HuggingFaceDinoV3(HuggingFace):
     def obstacles(self, config: ViTConfig) -> list[str]:
         temperature = config.rope.temperature if config.rope else 100.0
         rope = RopeConfig(kind="normalized", temperature=temperature, half=True)
-        return find_obstacles(config, self.limits, rope=rope)
+        return find_obstacles(config, self.table.name, rope=rope)
 
     def from_table_names(self, tensors: Tensors, config: ViTConfig) -> Tensors:
         """Split gate and value; add the mask token and registers, which are always stored."""

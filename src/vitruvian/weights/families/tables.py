@@ -89,6 +89,7 @@ class Table:
     """The names of one family: rows, and what else is known about them."""
 
     rows: tuple[Row, ...]
+    name: str = ""  # its section of `names.toml`, and of `obstacles.toml` if the family is written
     block: str = r"(?!)"  # patterns that find the numbers of blocks, or of stages and units, in a name
     unit: str = r"(?!)"
     first_unit: int = 0
@@ -194,7 +195,7 @@ def _read_tables(content: dict[str, Any]) -> dict[str, Table]:
         for part in (*(resolved[other] for other in stated.pop("include", ())), stated):
             added = {key: fields[key] + part[key] for key in ("rows", "renames") if key in fields and key in part}
             fields |= part | added | {"ignored": fields.get("ignored", {}) | part.get("ignored", {})}
-    return {name: Table(**fields) for name, fields in resolved.items()}
+    return {name: Table(name=name, **fields) for name, fields in resolved.items()}
 
 
 _CONTENT = package_table("weights/families/names.toml")

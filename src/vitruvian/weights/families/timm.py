@@ -73,7 +73,6 @@ class Timm(Family[ViTConfig]):
     suffixes: ClassVar[tuple[str, ...]] = (".safetensors", ".pth", ".pt", ".bin")
     stem_style = "timm"
     table = TABLES["timm"]
-    limits = "timm"
 
     def prefix(self, tensors: Tensors) -> str | None:
         return next((p for p in self.table.prefixes if any(p + anchor in tensors for anchor in ANCHORS)), None)

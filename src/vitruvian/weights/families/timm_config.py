@@ -51,15 +51,15 @@ CHOICES: dict[str, tuple[str, Mapping[Any, Any]]] = {
 """Arguments with a fixed set of values: our setting, and its value for each of theirs."""
 
 RESIZING = ("pos_embed_interp_mode", "pos_embed_antialias", "pos_embed_align_corners")
-RESIZE_METHODS: dict[tuple[Any, ...], PositionResize] = {
-    ("bicubic", True, False): "bicubic_antialias",
-    ("bicubic", False, False): "bicubic",
-    ("bicubic", False, True): "bicubic_aligned",
-    ("bilinear", True, False): "bilinear_antialias",
-    ("bilinear", False, False): "bilinear",
-    ("bilinear", False, True): "zoom",
+RESIZE_METHODS: dict[PositionResize, tuple[Any, ...]] = {
+    "bicubic_antialias": ("bicubic", True, False),
+    "bicubic": ("bicubic", False, False),
+    "bicubic_aligned": ("bicubic", False, True),
+    "bilinear_antialias": ("bilinear", True, False),
+    "bilinear": ("bilinear", False, False),
+    "zoom": ("bilinear", False, True),
 }
-"""How positions of NaFlexVit follow another grid, by the values of the arguments in `RESIZING`."""
+"""How positions of NaFlexVit follow another grid: the values of the arguments in `RESIZING`."""
 
 HARMLESS = re.compile(
     r"img_size|qkv_fused|(\w+_)?drop_rate|drop_path_rate|dynamic_img_\w+|weight_init|fix_init|head_init_scale"
@@ -253,18 +253,13 @@ def combine_settings(architecture: Architecture, config: TimmConfig) -> dict[str
 
 def resize_method(architecture: Architecture, arguments: Mapping[str, Any]) -> PositionResize:
     """How positions follow another grid: the architecture's way with the changes of `arguments`."""
-    known = dict(zip(RESIZING, resize_arguments(architecture.config.numerics.position_resize)))
+    known = dict(zip(RESIZING, RESIZE_METHODS[architecture.config.numerics.position_resize]))
     changed = known | {name: arguments[name] for name in RESIZING if name in arguments}
-    method = next((name for values, name in RESIZE_METHODS.items() if list(values) == list(changed.values())), None)
+    method = next((name for name, values in RESIZE_METHODS.items() if list(values) == list(changed.values())), None)
     if method is None:
         stated = ", ".join(f"{name}={value!r}" for name, value in changed.items())
         raise CheckpointError(f"config.json: model_args {stated} are not supported")
     return method
-
-
-def resize_arguments(method: PositionResize) -> tuple[Any, ...]:
-    """The values of the arguments in `RESIZING` for a method; empty if they cannot state it."""
-    return next((values for values, name in RESIZE_METHODS.items() if name == method), ())
 
 
 def our_value(name: str, value: Any) -> Any:
@@ -502,9 +497,9 @@ def fit_arguments(arch: Architecture, config: ViTConfig, *, key_bias: bool) -> T
     has_gelu, is_naflex = config.mlp == "gelu", arch.maker == "NaFlexVit"
     if arch.maker not in ("Eva", "Beit") and wanted.gelu != numerics.gelu and has_gelu:
         arguments["act_layer"], numerics = ACTIVATIONS[wanted.gelu], numerics.replace(gelu=wanted.gelu)
-    resizing = resize_arguments(wanted.position_resize)
+    resizing = RESIZE_METHODS.get(wanted.position_resize, ())
     if is_naflex and wanted.position_resize != numerics.position_resize and resizing:
-        changed = zip(RESIZING, resizing, resize_arguments(numerics.position_resize))
+        changed = zip(RESIZING, resizing, RESIZE_METHODS[numerics.position_resize])
         arguments |= {name: value for name, value, usual in changed if value != usual}
         numerics = numerics.replace(position_resize=wanted.position_resize)
     if is_naflex and wanted.square_positions != numerics.square_positions:

@@ -13,7 +13,6 @@ class Torchvision(Family[ViTConfig]):
     suffixes = (".pth", ".pt", ".safetensors")
     numerics = NUMERICS["torchvision"]
     table = TABLES["torchvision"]
-    limits = "torchvision"
 
     def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
         """Shorter side 256, center crop 224, bilinear; L/16 resizes to 242, SWAG's models do not crop."""
