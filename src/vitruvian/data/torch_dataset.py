@@ -164,31 +164,28 @@ def without_decoding(dataset: Any) -> Any:
 
 def named_classes(dataset: Any) -> tuple[str, ...]:
     """The class names that a dataset states; empty if it has none."""
-    if has_features(dataset):
-        features = dataset.features
-        inner = {key: list_item(feature) for key, feature in features.items()}
-        names = next((getattr(inner[key], "names", None) for key in LABEL_KEYS if key in inner), None)
-        declared = [feature.names for feature in inner.values() if type(feature).__name__ == "ClassLabel"]
-        names = names or next(iter(declared), None)
-    else:
-        names = getattr(dataset, "classes", None)
+    is_described = has_features(dataset)
+    names = getattr(label_feature(dataset)[1], "names", None) if is_described else getattr(dataset, "classes", None)
     if names is None:
         for part in (getattr(dataset, "dataset", None), *getattr(dataset, "datasets", ())[:1]):
             names = None if part is None else named_classes(part)  # Subset, ConcatDataset
     return tuple(name if isinstance(name, str) else ", ".join(map(str, np.ravel(name))) for name in names or ())
 
 
-def list_item(feature: Any) -> Any:
-    """The feature inside a list of Hugging Face features, or the feature itself."""
-    item = feature[0] if isinstance(feature, list) and feature else getattr(feature, "feature", None)
-    return feature if item is None else item
+def label_feature(dataset: Any) -> tuple[str | None, Any]:
+    """The column of labels of a Hugging Face dataset, and its feature, or that inside a list."""
+    features = {}
+    for column, feature in dataset.features.items():
+        item = feature[0] if isinstance(feature, list) and feature else getattr(feature, "feature", None)
+        features[column] = feature if item is None else item
+    column = choose_key(features, LABEL_KEYS, "ClassLabel")
+    return column, None if column is None else features[column]
 
 
 def all_labels(dataset: Any, names: Sequence[str] = ()) -> Sequence[Label] | None:
     """All labels of a dataset if it stores them apart from the images, else None."""
     if has_features(dataset):
-        features = {key: list_item(feature) for key, feature in dataset.features.items()}
-        column = choose_key(features, LABEL_KEYS, "ClassLabel")
+        column, _ = label_feature(dataset)
         return None if column is None else [plain_label(label, names) for label in dataset.with_format(None)[column]]
     inner, indices, parts = (getattr(dataset, name, None) for name in ("dataset", "indices", "datasets"))
     if inner is not None and indices is not None:  # torch.utils.data.Subset

@@ -384,7 +384,7 @@ def _mirror(url: str) -> str:
 
 
 def _transfer(url: str, path: Path, part: Path) -> int | None:
-    """Download to `part`, resuming if the file on the server is unchanged; returns the length that the server states."""
+    """Download to `part`, resuming if the file on the server is unchanged; returns the length that it states."""
     start = part.stat().st_size if part.is_file() else 0
     validator = str(_read_record(path).get("validator", ""))
     resume = {"Range": f"bytes={start}-", "If-Range": validator} if start and validator else {}

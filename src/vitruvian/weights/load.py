@@ -303,9 +303,9 @@ def check_finite(model: Model, where: object, *, raises: type[CheckpointError] =
         raise raises(f"{broken!r} contains NaN or infinity", where=where)
 
 
-def with_config(model: Model, config: ModelConfig) -> Model:
-    """A copy in evaluation mode with the same parameters and metadata, and another config of the same shapes."""
-    return assemble(empty(config), plain_state(model), model.meta)
+def with_config(model: Model, config: ModelConfig, **changes: Any) -> Model:
+    """A copy in evaluation mode with the same parameters, another config of the same shapes, and changed metadata."""
+    return assemble(empty(config), plain_state(model), model.meta.replace(**changes))
 
 
 def with_adapter(model: Model, adapter: str | Path, *, image_size: Size | None = None, merge: bool = True) -> Model:
@@ -374,14 +374,12 @@ def with_merging(model: Model, r: int | Sequence[int] = 0, *, thresholds: Sequen
             f"{argument('tome_r')} is for Vision Transformers with their weights; this model has no tokens to merge"
         )
     merging = {"tome_r": r if isinstance(r, int) else tuple(r), "tome_thresholds": tuple(thresholds)}
-    return without_cascade(with_config(model, model.config.replace(**merging)))  # it was fitted to other logits
+    return with_config(model, model.config.replace(**merging), cascade=None)  # it was fitted to other logits
 
 
 def without_cascade(model: Model) -> Model:
     """A copy of the model without its cascade; the model itself if it has none."""
-    if model.meta.cascade is None:
-        return model
-    return assemble(empty(model.config), plain_state(model), model.meta.replace(cascade=None))
+    return model if model.meta.cascade is None else with_config(model, model.config, cascade=None)
 
 
 def assemble(model: Model, state: Tensors, meta: ModelMeta) -> Model:

@@ -4,7 +4,7 @@ import csv
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from vitruvian.text import printable
 
 FORMAT = 1
 Position = tuple[str, int]  # split and index of an image
+Rows = Iterator[tuple[Position, dict[str, str]]]  # cells by column; those of the path and the label are set later
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +88,11 @@ def write_manifest(
     first = next(iter(sources.values()))
     label_column = SEVERAL if dataset.target == "multi" and not dataset.columns else "label"
     columns: Iterable[str] = ("path", label_column, *OPTIONAL)
-    rows = plain_rows(sources, label_column)
+    rows: Rows = (
+        ((split, index), {label_column: "", "split": split, "weight": f"{source.weight(index):g}"})
+        for split, source in sources.items()
+        for index in range(len(source))
+    )
     if isinstance(first, ManifestSource):
         names = {name: None for _, row in manifest_rows(first.manifest, ()) for name in row}
         columns = dict.fromkeys(label_column if name == first.layout.label else name for name in names)
@@ -106,15 +111,6 @@ def write_manifest(
                 writer.writerow(row)
                 count += 1
     return count
-
-
-Rows = Iterator[tuple[Position, dict[str, str]]]  # cells by column; those of the path and the label are set later
-
-
-def plain_rows(sources: Mapping[str, FolderSource], label_column: str) -> Rows:
-    for split, source in sources.items():
-        for index in range(len(source)):
-            yield (split, index), {label_column: "", "split": split, "weight": f"{source.weight(index):g}"}
 
 
 def table_rows(source: ManifestSource, label_column: str) -> Rows:
