@@ -37,8 +37,8 @@ from vitruvian.engines.runtimes import FEATURES, EngineName, check_engine
 from vitruvian.engines.torch_variant import TorchVariant, torch_engine
 from vitruvian.errors import ConfigError, DataError, ImageError, argument
 from vitruvian.machine import announce_device, choose_device, device_of
+from vitruvian.model.batching import eval_mode, map_over_cores, map_over_shapes
 from vitruvian.model.build import Model
-from vitruvian.model.cores import eval_mode, map_over_cores, map_over_shapes
 from vitruvian.model.resnet import ResNet
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import BatchSize, Size, check_range, validate

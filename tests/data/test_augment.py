@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from vitruvian.config import Preprocess
-from vitruvian.data.augment import Augment, inception_box, normalize, random_resized_box, train_transform
+from vitruvian.data.augment import Augment, inception_box, normalize_batch, random_resized_box, train_transform
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.errors import ConfigError, ImageError, MissingExtraError, UnknownNameError
 
@@ -76,7 +76,7 @@ def test_uint8_views_normalized_later_equal_float_views():
     later = EVERYTHING.replace(output="uint8")
     small = train_transform(later)(levels(), rng(1))
     assert small.dtype == torch.uint8
-    assert torch.equal(normalize(small, later), train_transform(EVERYTHING)(levels(), rng(1)))
+    assert torch.equal(normalize_batch(small, later), train_transform(EVERYTHING)(levels(), rng(1)))
 
 
 def test_an_unchanged_image_has_the_values_of_the_apply_preprocess():

@@ -102,7 +102,9 @@ def test_mixing_leaves_the_batch_it_was_given_alone():
 
 
 def test_pixels_that_are_not_normalized_are_refused():
-    with pytest.raises(ConfigError, match=r"mixing needs normalized pixels, not torch.uint8: call normalize first"):
+    with pytest.raises(
+        ConfigError, match=r"mixing needs normalized pixels, not torch.uint8: call normalize_batch first"
+    ):
         mix(
             torch.zeros(2, 3, 4, 4, dtype=torch.uint8),
             torch.tensor([0, 1]),

@@ -9,8 +9,8 @@ from torch import nn
 
 from vitruvian.config import Numerics, RopeConfig, StemConfig, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
+from vitruvian.model.batching import even_pieces, map_over_cores, single_threaded_pool
 from vitruvian.model.build import build
-from vitruvian.model.cores import even_pieces, map_over_cores, single_threaded_pool
 
 TINY = ViTConfig(image_size=32, patch_size=8, depth=3, width=32, mlp_dim=48, num_heads=4, num_classes=5)
 SHAPES = {

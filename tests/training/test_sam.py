@@ -8,7 +8,7 @@ from torch import nn
 from torch.func import functional_call
 
 import vitruvian as vt
-from vitruvian.data.augment import normalize
+from vitruvian.data.augment import normalize_batch
 from vitruvian.errors import ConfigError
 from vitruvian.training.loop import Trainer
 from vitruvian.training.optimizer import sharpness_aware
@@ -61,7 +61,7 @@ def test_a_step_is_that_of_an_independent_implementation(tmp_path, monkeypatch, 
         before = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         sums = step_of(self, batch, step)
         after = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-        records.append((self.model, normalize(batch.pixels, self.augment), batch.labels, before, after))
+        records.append((self.model, normalize_batch(batch.pixels, self.augment), batch.labels, before, after))
         return sums
 
     monkeypatch.setattr(Trainer, "step", recorded)

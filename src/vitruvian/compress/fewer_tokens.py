@@ -16,8 +16,8 @@ from vitruvian.data.formats import open_images
 from vitruvian.errors import ConfigError, DataError, argument
 from vitruvian.evaluation.evaluate import default_split
 from vitruvian.inference import Classifier, Encoder, first_pass_pixels, probabilities_of
+from vitruvian.model.batching import map_over_cores
 from vitruvian.model.build import Model
-from vitruvian.model.cores import map_over_cores
 from vitruvian.model.token_merging import fit_thresholds
 from vitruvian.model.vit import ViT
 from vitruvian.progress import Track, no_tracking, print_status, track

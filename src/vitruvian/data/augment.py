@@ -69,7 +69,7 @@ class Augment(Settings):
     """Subtracted from values between 0 and 1; one number for gray images, three for RGB."""
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     output: Literal["float32", "uint8"] = "float32"
-    """`uint8` leaves normalization to `normalize`: a quarter of the bytes from worker to training process."""
+    """`uint8` leaves normalization to `normalize_batch`: a quarter of the bytes from worker to training process."""
     mixup_alpha: Annotated[float, Range(0.0, 1e6)] = 0.0
     """Parameter of the Beta distribution of the mixing ratio."""
     cutmix_alpha: Annotated[float, Range(0.0, 1e6)] = 0.0
@@ -213,7 +213,7 @@ def as_levels(image: TrainImage) -> Levels:
     return levels
 
 
-def normalize(pixels: Tensor, settings: Augment) -> Tensor:
+def normalize_batch(pixels: Tensor, settings: Augment) -> Tensor:
     """Normalize uint8 images (..., channels, rows, columns) to float32 (v / 255 - mean) / std, on their device."""
     mean, std = (torch.tensor(v, device=pixels.device).view(-1, 1, 1) for v in (settings.mean, settings.std))
     return pixels.float().div_(255).sub_(mean).div_(std)
@@ -246,7 +246,7 @@ def mix(
         Mixed images (B, C, H, W), and targets (B, K); those of class indices add up to one.
     """
     if not pixels.is_floating_point():
-        raise ConfigError(f"mixing needs normalized pixels, not {pixels.dtype}: call normalize first")
+        raise ConfigError(f"mixing needs normalized pixels, not {pixels.dtype}: call normalize_batch first")
     targets = labels
     if labels.dim() == 1:
         targets = F.one_hot(labels, classes).float().mul_(1.0 - smoothing).add_(smoothing / classes)

@@ -46,13 +46,13 @@ def preprocess_image(image: ImageInput, preprocess: Preprocess) -> "Tensor":
 
 
 def apply_preprocess(image: Image.Image, preprocess: Preprocess) -> "Tensor":
-    """Normalized float32 pixels (channels, rows, columns) of an upright RGB image, as `normalize` computes them."""
+    """Normalized float32 pixels (channels, rows, columns) of an upright RGB image, as `image_pixels` computes them."""
     import torch
 
-    return torch.from_numpy(normalize(image, preprocess))
+    return torch.from_numpy(image_pixels(image, preprocess))
 
 
-def normalize(image: Image.Image, preprocess: Preprocess) -> FloatArray:
+def image_pixels(image: Image.Image, preprocess: Preprocess) -> FloatArray:
     """Normalized float32 pixels (channels, rows, columns) of an upright RGB image.
 
     With antialias, resized by Pillow to 8 bits and cropped, bit-identical to torchvision and timm. Without it, sampled

@@ -38,8 +38,8 @@ from vitruvian.engines.torch_variant import TorchVariant
 from vitruvian.errors import ConversionError, FileError, VitruvianError, argument
 from vitruvian.files import digest, file_stamp, fingerprint, read_object, short_hash, write_json
 from vitruvian.machine import processor_name
+from vitruvian.model.batching import eval_mode, map_over_cores
 from vitruvian.model.build import Model
-from vitruvian.model.cores import eval_mode, map_over_cores
 from vitruvian.progress import print_status
 from vitruvian.settings import Size
 from vitruvian.text import describe_error

@@ -18,8 +18,8 @@ from vitruvian.config import ViTConfig
 from vitruvian.engines.runtimes import BATCH_AXIS, FEATURES, Session
 from vitruvian.errors import ConversionError, UnknownNameError, argument, require
 from vitruvian.files import atomic_path, check_writable
+from vitruvian.model.batching import eval_mode
 from vitruvian.model.build import Model
-from vitruvian.model.cores import eval_mode
 from vitruvian.model.encoder import Attention
 from vitruvian.model.positions import Offsets, geometric_biases
 from vitruvian.model.vit import ViT

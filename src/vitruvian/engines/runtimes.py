@@ -20,7 +20,7 @@ from torch import Tensor
 from vitruvian.config import ENGINE_NAMES, ENGINES
 from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, VitruvianError, argument, require
 from vitruvian.machine import has_vnni
-from vitruvian.model.cores import even_pieces, map_over_cores
+from vitruvian.model.batching import even_pieces, map_over_cores
 from vitruvian.text import describe_error
 from vitruvian.weights.checkpoint_files import METADATA_KEY
 

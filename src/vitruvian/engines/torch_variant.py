@@ -11,8 +11,8 @@ from vitruvian.engines.export import Forward
 from vitruvian.engines.runtimes import FEATURES
 from vitruvian.errors import ConfigError, argument
 from vitruvian.machine import choose_precision, device_of
+from vitruvian.model.batching import map_over_cores
 from vitruvian.model.build import Model
-from vitruvian.model.cores import map_over_cores
 from vitruvian.progress import print_status
 from vitruvian.settings import check_choice
 from vitruvian.text import describe_error

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from vitruvian.config import ScoreFunction
 from vitruvian.data.loader import Batch
 from vitruvian.errors import DataError, NotFiniteError, VitruvianError
-from vitruvian.model.cores import eval_mode
+from vitruvian.model.batching import eval_mode
 from vitruvian.settings import check_range
 
 # B examples, K classes

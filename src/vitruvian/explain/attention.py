@@ -25,8 +25,8 @@ from torch import Tensor
 
 from vitruvian.engines.graph import ImageModel
 from vitruvian.errors import ConfigError
+from vitruvian.model.batching import eval_mode
 from vitruvian.model.build import Model
-from vitruvian.model.cores import eval_mode
 from vitruvian.model.encoder import Block
 from vitruvian.model.resnet import ResNet
 from vitruvian.model.token_merging import token_groups

@@ -21,8 +21,8 @@ from vitruvian.explain.explainer import describe_model
 from vitruvian.explain.overlay import write_arrays
 from vitruvian.files import write_text
 from vitruvian.inference import Encoder, batched
+from vitruvian.model.batching import eval_mode
 from vitruvian.model.build import Model
-from vitruvian.model.cores import eval_mode
 from vitruvian.model.resnet import StdConv
 from vitruvian.model.vit import ViT
 from vitruvian.progress import Track, no_tracking

@@ -17,7 +17,7 @@ from PIL import Image
 
 from vitruvian.config import Preprocess
 from vitruvian.data.decode import CostlyImageError, decode
-from vitruvian.data.preprocess import normalize, resize_for_display
+from vitruvian.data.preprocess import image_pixels, resize_for_display
 from vitruvian.errors import ImageError, VitruvianError
 from vitruvian.machine import trim_memory
 from vitruvian.settings import Size
@@ -43,7 +43,7 @@ def load_upload(data: bytes, preprocess: Preprocess, max_pixels: int, preview: b
         image = decode(data, max_pixels=max_pixels, max_cost=max_cost)
         is_large = image.width * image.height > LARGE_PIXELS
         shown = resize_for_display(image) if preview else None
-        upload = Upload(normalize(image, preprocess), shown, (image.height, image.width))
+        upload = Upload(image_pixels(image, preprocess), shown, (image.height, image.width))
         del image
         return upload
     except CostlyImageError:

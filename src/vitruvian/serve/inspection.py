@@ -16,7 +16,7 @@ from vitruvian.explain.attention import attention_map, attention_rollout, gradie
 from vitruvian.explain.deletion import cover_patches, deletion_curves
 from vitruvian.explain.reconstruct import to_image, unnormalize
 from vitruvian.inference import Classifier, Encoder, probabilities_of
-from vitruvian.model.cores import eval_mode
+from vitruvian.model.batching import eval_mode
 from vitruvian.model.vit import ViT
 
 # L layers, H heads, N tokens (T before the patches), P patches, K classes

@@ -22,8 +22,8 @@ from vitruvian.errors import ConfigError, ImageError, UnknownNameError, Vitruvia
 from vitruvian.explain.explainer import Explainer, MapSettings
 from vitruvian.explain.overlay import overlay, seen_box
 from vitruvian.inference import DECODERS, NOT_FINITE, Classifier, Encoder, probabilities_of
+from vitruvian.model.batching import map_over_shapes
 from vitruvian.model.build import Model
-from vitruvian.model.cores import map_over_shapes
 from vitruvian.model.vit import ViT
 from vitruvian.serve.batching import (
     MAX_RETRY_SECONDS,

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitruvian.config import Preprocess
-from vitruvian.data.augment import mix, normalize
+from vitruvian.data.augment import mix, normalize_batch
 from vitruvian.data.loader import Batch, Loader
 from vitruvian.data.order import generator_for, hash_words
 from vitruvian.data.sources import Source, take
@@ -36,8 +36,8 @@ from vitruvian.evaluation.probe_classifiers import SEEDS, fit_fewshot, shuffle_c
 from vitruvian.evaluation.target_metrics import TargetMeasures
 from vitruvian.files import write_json
 from vitruvian.machine import choose_precision, tune_allocator
+from vitruvian.model.batching import eval_mode
 from vitruvian.model.build import Model, empty
-from vitruvian.model.cores import eval_mode
 from vitruvian.model.lora import merge_state
 from vitruvian.progress import print_status
 from vitruvian.targets import LOWER_IS_BETTER
@@ -126,7 +126,7 @@ class Trainer:
 
             pixels = batch.pixels.to(device, non_blocking=True)
             if not pixels.is_floating_point():  # a caller's own transform returns normalized floats
-                pixels = normalize(pixels, self.augment)
+                pixels = normalize_batch(pixels, self.augment)
             targets = self.objective.targets(batch, step).to(device, non_blocking=True)
             weights = batch.weights.to(device, non_blocking=True)
             if self.augment.mixes:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from vitruvian.errors import ConversionError, argument
 from vitruvian.files import atomic_path, json_bytes, write_json
+from vitruvian.model.batching import eval_mode
 from vitruvian.model.build import Model
-from vitruvian.model.cores import eval_mode
 from vitruvian.settings import Record, Seed, Size, validate
 from vitruvian.text import plural
 from vitruvian.weights.checkpoint_files import digests

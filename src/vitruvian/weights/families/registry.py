@@ -7,38 +7,26 @@ from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError, UnknownNameError
 from vitruvian.model.build import Model
 from vitruvian.weights.checkpoint_files import Checkpoint
+from vitruvian.weights.families import google, huggingface, openclip, timm, torchvision
 from vitruvian.weights.families.family import Family
-from vitruvian.weights.families.google import BigVision, Bit, Google, GoogleMixer, Lit
-from vitruvian.weights.families.huggingface import (
-    HuggingFace,
-    HuggingFaceBeit,
-    HuggingFaceDinoV2,
-    HuggingFaceDinoV3,
-    HuggingFaceTips,
-    HuggingFaceTower,
-    HuggingFaceViT,
-)
-from vitruvian.weights.families.openclip import OpenClip, OpenClipTimm
 from vitruvian.weights.families.tables import REFUSED
-from vitruvian.weights.families.timm import Dino, DinoV2, DinoV3, Timm, TimmArchitecture, TimmBit, TimmMixer
-from vitruvian.weights.families.torchvision import Torchvision
 
 READERS: dict[str, tuple[Family[Any], ...]] = {
     # the first that claims a checkpoint reads it, so a family comes before one whose names include its names
-    "google": (Lit(), Google(), GoogleMixer(), Bit()),
-    "big_vision": (BigVision(),),
-    "torchvision": (Torchvision(),),
+    "google": (google.Lit(), google.Google(), google.GoogleMixer(), google.Bit()),
+    "big_vision": (google.BigVision(),),
+    "torchvision": (torchvision.Torchvision(),),
     "huggingface": (
-        HuggingFaceTips(),
-        HuggingFaceBeit(),
-        HuggingFaceViT(),
-        HuggingFaceDinoV2(),
-        HuggingFaceDinoV3(),
-        HuggingFaceTower(),
+        huggingface.HuggingFaceTips(),
+        huggingface.HuggingFaceBeit(),
+        huggingface.HuggingFaceViT(),
+        huggingface.HuggingFaceDinoV2(),
+        huggingface.HuggingFaceDinoV3(),
+        huggingface.HuggingFaceTower(),
     ),
-    "open_clip": (OpenClip(), OpenClipTimm()),
-    "dino": (DinoV3(), DinoV2(), Dino()),
-    "timm": (Timm(), TimmMixer(), TimmBit()),
+    "open_clip": (openclip.OpenClip(), openclip.OpenClipTimm()),
+    "dino": (timm.DinoV3(), timm.DinoV2(), timm.Dino()),
+    "timm": (timm.Timm(), timm.TimmMixer(), timm.TimmBit()),
 }
 """Families by the name for `family=`; some have several kinds of files."""
 
@@ -83,28 +71,29 @@ def writer(family: str, model: Model, path: Path) -> Family[Any]:
     config, kind = model.config, model.meta.known_as.partition(":")[2]
     is_folder = path.suffix not in suffixes_of(family)
     if isinstance(config, ResNetConfig):
-        return TimmBit(folder=is_folder) if family == "timm" else READERS[family][-1 if family == "google" else 0]
+        return timm.TimmBit(folder=is_folder) if family == "timm" else READERS[family][-1 if family == "google" else 0]
     if config.attention == "mixer" and family in ("google", "timm"):
-        return TimmMixer(folder=is_folder) if family == "timm" else GoogleMixer()
+        return timm.TimmMixer(folder=is_folder) if family == "timm" else google.GoogleMixer()
     if family == "google":
-        return Google()
+        return google.Google()
     if family == "huggingface":
-        is_tips = kind in HuggingFaceTips.model_types and not config.num_classes
-        return HuggingFaceTips(kind) if is_tips else huggingface_kind(config)(kind)
-    if family != "timm" or not (is_folder or Timm().obstacles(config)):  # plain ViTs in files need no `config.json`
+        is_tips = kind in huggingface.HuggingFaceTips.model_types and not config.num_classes
+        return huggingface.HuggingFaceTips(kind) if is_tips else huggingface_kind(config)(kind)
+    # plain ViTs in files need no `config.json`
+    if family != "timm" or not (is_folder or timm.Timm().obstacles(config)):
         return READERS[family][0]
-    architecture = TimmArchitecture(config, model.state_dict(), kind)
-    return Timm() if architecture.reasons and not is_folder else architecture
+    architecture = timm.TimmArchitecture(config, model.state_dict(), kind)
+    return timm.Timm() if architecture.reasons and not is_folder else architecture
 
 
-def huggingface_kind(config: ViTConfig) -> type[HuggingFace]:
+def huggingface_kind(config: ViTConfig) -> type[huggingface.HuggingFace]:
     """The transformers class whose model types match this architecture best."""
     if config.rope is not None:
-        return HuggingFaceDinoV3
+        return huggingface.HuggingFaceDinoV3
     if config.pre_norm or config.pool == "map":
-        return HuggingFaceTower
+        return huggingface.HuggingFaceTower
     after_mean = config.pool == "mean" and config.cls_token and (config.norm_after_pool or not config.final_norm)
     if config.pos_embed == "relative_bias" or after_mean:
-        return HuggingFaceBeit
+        return huggingface.HuggingFaceBeit
     like_dinov2 = config.layer_scale or config.mlp == "swiglu" or config.pool == "token_mean"
-    return HuggingFaceDinoV2 if like_dinov2 else HuggingFaceViT
+    return huggingface.HuggingFaceDinoV2 if like_dinov2 else huggingface.HuggingFaceViT
