@@ -3,6 +3,7 @@
 import os
 import stat
 from abc import ABC, abstractmethod
+from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -407,17 +408,9 @@ def first_samples(source: Source, count: int, seed: int) -> Subset:
 
 def equal_shares(sizes: IndexArray, count: int) -> IndexArray:
     """Distribute `count` over the classes, one at a time in turn, until a class has no more."""
-    full = 0  # classes of at most this size give all their samples
-    for size in np.unique(sizes).tolist():
-        if np.minimum(sizes, size).sum() > count:
-            break
-        full = size
-    shares = np.minimum(sizes, full)
-    larger = np.flatnonzero(sizes > full)
-    if len(larger):
-        rounds, rest = divmod(int(count - shares.sum()), len(larger))
-        shares[larger] += rounds
-        shares[larger[:rest]] += 1
+    rounds = bisect(range(int(sizes.max()) + 1), count, key=lambda rounds: np.minimum(sizes, rounds).sum()) - 1
+    shares = np.minimum(sizes, rounds)
+    shares[np.flatnonzero(sizes > rounds)[: count - int(shares.sum())]] += 1
     return shares
 
 

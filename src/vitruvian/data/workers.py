@@ -5,19 +5,17 @@ runs (CUDA, OpenMP, file systems with threads), and which imports PyTorch once f
 workers therefore needs the usual `if __name__ == "__main__":`.
 """
 
-import ast
 import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import threading
 import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from itertools import chain, islice
 from multiprocessing import forkserver
@@ -143,30 +141,20 @@ def start_worker(_: int) -> None:
 
 
 def unguarded_script() -> str:
-    """The line of the running script that called us outside `if __name__ == "__main__":`, or "".
+    """The line of the running script that called us without `if __name__ == "__main__":` above it, or "".
 
     A worker imports the script again and would start workers itself. Code without a file, such as a notebook, is not
     imported, nor is the `__main__` of a package.
     """
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
+    for frame, line in traceback.walk_stack(None):
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
-            break
-    path, spec = frame.f_globals.get("__file__"), frame.f_globals.get("__spec__")
-    if spec is not None and spec.name.endswith(".__main__"):
-        return ""
-    if frame.f_code.co_name != "<module>" or path is None or frame.f_code.co_filename != path:
-        return ""
-    try:
-        tree = ast.parse(Path(path).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return ""
-    for node in ast.walk(tree):
-        guards = isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
-        if guards and node.lineno <= frame.f_lineno <= (node.end_lineno or 0):  # type: ignore[attr-defined]
-            return ""
-    return f"line {frame.f_lineno} of {path}"
+            path, spec = frame.f_globals.get("__file__"), frame.f_globals.get("__spec__")
+            if path != frame.f_code.co_filename or (spec is not None and spec.name.endswith(".__main__")):
+                return ""
+            with suppress(OSError):
+                above = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()[:line]
+                return "" if any("__main__" in text for text in above) else f"line {line} of {path}"
+    return ""
 
 
 def in_order(
