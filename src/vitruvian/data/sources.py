@@ -282,7 +282,7 @@ def check_image_bytes(size: int, key: str) -> None:
 
 
 class DerivedSource(PartSource):
-    """The samples of another source; a subclass changes their images or their targets."""
+    """The samples of another source; a subclass changes their images or their targets, or leaves some out."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.name = source, source.name
@@ -310,15 +310,18 @@ class TargetSource(DerivedSource):
         self.classes, self.targets = table.names, table
 
 
-class Subset(PartSource):
+class Subset(DerivedSource):
     """The samples of a source whose indices are in a file, in ascending order."""
 
+    labels = Source.labels
+
     def __init__(self, source: Source, indices: Path, *, name: str) -> None:
-        self.source = source
-        self.name = name
-        self.classes, self.targets = source.classes, source.targets
-        self.draws, self.remote = source.draws, source.remote
-        self._indices = Column(indices, "i8")
+        super().__init__(source)
+        self.name, self._indices = name, Column(indices, "i8")
+        if source.blocks is not None:  # reduced to the samples of this subset
+            edges = np.concatenate([[0], np.cumsum(source.blocks.sizes)])
+            sizes = np.diff(np.searchsorted(self._indices.array(), edges))
+            self.blocks = Blocks(sizes[sizes > 0], source.blocks.lanes)
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -345,16 +348,6 @@ class Subset(PartSource):
     def announce(self, indices: IndexArray) -> None:
         if self.source.blocks is not None:
             self.source.announce(np.array([self.original(int(index)) for index in indices], np.int64))
-
-    @cached_property
-    def blocks(self) -> Blocks | None:  # type: ignore[override]
-        """The blocks of the source, reduced to the samples of this subset."""
-        blocks = self.source.blocks
-        if blocks is None:
-            return None
-        edges = np.concatenate([[0], np.cumsum(blocks.sizes)])
-        sizes = np.diff(np.searchsorted(self._indices.array(), edges))
-        return Blocks(sizes[sizes > 0], blocks.lanes)
 
 
 class ClassSubset(Subset):
