@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitruvian.model.cores import eval_mode
+from vitruvian.model.batching import eval_mode
 from vitruvian.model.vit import ViT
 
 # B images, R rows and C columns of patches, D width, P patches of all images
