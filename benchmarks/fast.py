@@ -33,8 +33,7 @@ MOST_IMAGES = 50_000
 
 def random_int8(model: vt.ViT, folder: Path, r: int) -> Path:
     """All dense layers in int8, with ranges of noise, and `r` tokens merged in each layer."""
-    from vitruvian.compress.int8 import prepare, rounded_layers
-    from vitruvian.compress.int8_graph import write_int8
+    from vitruvian.compress.int8 import prepare, rounded_layers, write_int8
     from vitruvian.engines.export import export
 
     noise = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))

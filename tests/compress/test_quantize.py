@@ -9,7 +9,7 @@ from compress_models import LABELS, PIXELS, faster, model_with_an_outlier, tiny_
 
 import vitruvian as vt
 from vitruvian.compress import int8
-from vitruvian.compress.int8_graph import write_int8
+from vitruvian.compress.int8 import write_int8
 from vitruvian.compress.loss import PixelSample, accuracy_loss, read_sample
 from vitruvian.compress.optimize import CALIBRATION_IMAGES, write_quantized
 from vitruvian.config import CascadeConfig, ResNetConfig

@@ -1,4 +1,4 @@
-"""Int8 for the dense layers of a model: smoothing, activation ranges, GPTQ rounding, and each layer's sensitivity.
+"""Int8 for the dense layers of a model: smoothing, activation ranges, GPTQ rounding, sensitivities, the ONNX file.
 
 Activations have one scale per layer, found on calibration images; weights have one per output channel. Residual sums,
 norms, softmax, patch embedding and head stay float. Processors without VNNI add two products in 16 bits, which
@@ -6,20 +6,25 @@ saturates with weights of 8 bits. So these are for processors with VNNI, and the
 elsewhere weights use 7 bits, which is correct on every processor.
 """
 
+import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitruvian.engines.export import Forward
-from vitruvian.errors import ConfigError, ConversionError, argument
+from vitruvian.engines.export import Forward, split_qkv
+from vitruvian.engines.runtimes import REQUIRES_KEY
+from vitruvian.errors import ConfigError, ConversionError, argument, require
 from vitruvian.machine import has_vnni
 from vitruvian.model.build import Model
 from vitruvian.model.encoder import Attention, Block, ParallelBlock, ResPostNormBlock
@@ -142,6 +147,7 @@ MAX_FLOAT_CHANNELS = 2  # maximum number of channels of a layer that stay float
 FLOAT_CHANNEL_GAIN = 0.5  # a float channel costs extra operations, so the error must fall below this fraction
 DAMPING = 0.01  # added to GPTQ's second moments, as a fraction of their mean, to regularize few images
 BLOCK_COLUMNS = 128  # number of columns whose errors GPTQ propagates to later columns in one product
+MAX_7_BITS = 63  # largest weight that does not saturate without VNNI
 
 Range = tuple[float, float]
 
@@ -170,10 +176,15 @@ class Int8Input:
         return self.mask(fake_quantize(x, self.ends), x)
 
 
+def input_scale(ends: Range) -> tuple[float, int]:
+    """The value of one step of a range in 8 bits, and the code of zero."""
+    scale = (ends[1] - ends[0]) / LEVELS
+    return scale, round(-ends[0] / scale)
+
+
 def fake_quantize(x: Tensor, ends: Range) -> Tensor:
     """Fake-quantize `x` to 8 bits over this range."""
-    scale = (ends[1] - ends[0]) / LEVELS
-    return torch.fake_quantize_per_tensor_affine(x, scale, round(-ends[0] / scale), 0, LEVELS)
+    return torch.fake_quantize_per_tensor_affine(x, *input_scale(ends), 0, LEVELS)
 
 
 def best_range(values: Tensor) -> Range:
@@ -381,3 +392,98 @@ def sensitivity(
         actual = simulate(model, {name: quantized[name]}, partial(rest, index))(block_inputs[index]).log_softmax(dim=-1)
         divergence[name] = float(F.kl_div(actual, expected, log_target=True, reduction="batchmean"))
     return dict(sorted(divergence.items(), key=lambda item: -item[1]))
+
+
+class Product(NamedTuple):
+    """A product in a graph with the weight of a dense layer, or with one third of the weight of `qkv`."""
+
+    layer: str
+    part: int  # 0, 1, 2 for queries, keys and values
+    rows: slice  # rows of the layer's weight
+    factor: float  # of the weights in the graph: the attention scale is folded into the queries'
+
+
+def write_int8(graph: Path, path: Path, model: Model, quantized: Mapping[str, Int8Layer]) -> None:
+    """Write a copy of an exported ONNX file of the model, with these layers in int8.
+
+    A product reads its input and its weight through QuantizeLinear and DequantizeLinear, which both runtimes fuse into
+    an int8 product. Float channels, whose int8 weights are zero, have a float product of their own.
+    """
+    onnx = require("onnx", "onnx")
+    loaded = onnx.load(str(graph))
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in loaded.graph.initializer}
+    products = find_products(loaded.graph.node, stored, model)
+    missing = set(quantized) - {product.layer for product in products.values()}
+    if missing:
+        raise ConversionError(f"not written, the product of {min(missing)} is not in the graph", where=path)
+    nodes: list[Any] = []
+    rounded: dict[tuple[str, Range], str] = {}  # the quantized inputs, which several layers may read
+
+    def constant(name: str, value: Any) -> str:
+        loaded.graph.initializer.append(onnx.numpy_helper.from_array(np.ascontiguousarray(value), name))
+        return name
+
+    def add(operator: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        nodes.append(onnx.helper.make_node(operator, inputs, [output], f"{output}.{operator}", **attributes))
+        return output
+
+    for node in loaded.graph.node:
+        product = products.get(node.output[0])
+        if product is None or product.layer not in quantized:
+            nodes.append(node)
+            continue
+        layer, name = quantized[product.layer], f"{product.layer}.{product.part}"
+        (source, weight), output = node.input, node.output[0]
+        ends, channels = layer.input.ends, list(layer.input.float_channels)
+        if (source, ends) not in rounded:
+            scale, zero = input_scale(ends)
+            steps = [constant(f"{name}.step", np.float32(scale)), constant(f"{name}.zero", np.uint8(zero))]
+            codes = add("QuantizeLinear", [source, *steps], f"{name}.codes")
+            rounded[source, ends] = add("DequantizeLinear", [codes, *steps], f"{name}.input")
+        step = layer.scale[product.rows, 0].numpy() * np.float32(product.factor)
+        codes = constant(f"{name}.weight_codes", layer.codes[product.rows].numpy().T)
+        steps = [constant(f"{name}.weight_step", step), constant(f"{name}.weight_zero", np.zeros(len(step), np.int8))]
+        node.input[0] = rounded[source, ends]
+        node.input[1] = add("DequantizeLinear", [codes, *steps], f"{name}.weight", axis=1)
+        nodes.append(node)
+        if channels:
+            node.output[0] = f"{name}.int8"
+            columns = constant(f"{name}.channels", np.array(channels))
+            picked = add("Gather", [source, columns], f"{name}.picked", axis=-1)
+            rows = constant(f"{name}.float_weight", stored[weight][channels])
+            add("Add", [node.output[0], add("MatMul", [picked, rows], f"{name}.float")], output)
+    del loaded.graph.node[:]
+    loaded.graph.node.extend(nodes)
+    used = {name for node in nodes for name in node.input}
+    for tensor in [tensor for tensor in loaded.graph.initializer if tensor.name not in used]:
+        loaded.graph.initializer.remove(tensor)
+    if any(int(layer.codes.abs().max()) > MAX_7_BITS for layer in quantized.values()):
+        properties = {entry.key: entry.value for entry in loaded.metadata_props}
+        onnx.helper.set_model_props(loaded, properties | {REQUIRES_KEY: "vnni"})
+    onnx.save(loaded, str(path))
+
+
+def find_products(nodes: Iterable[Any], stored: Mapping[str, NDArray[Any]], model: Model) -> dict[str, Product]:
+    """The products of all dense layers by the names of their outputs, recognized by the checksums of their weights."""
+    known: dict[bytes, Product] = {}
+    for name, layer in dense_layers(model).items():
+        attention = model.get_submodule(name.rpartition(".")[0])
+        parts = [(layer, 1.0)]
+        if type(attention) is Attention and layer is attention.qkv:
+            parts = split_qkv(attention)
+        count = layer.out_features // len(parts)
+        for index, (part, factor) in enumerate(parts):
+            key = checksum(part.weight.detach().numpy().T)
+            if key in known and known[key].layer != name:
+                reason = (
+                    f"{known[key].layer} and {name} have equal weights, so they cannot be distinguished in the graph"
+                )
+                raise ConversionError(reason)
+            known[key] = Product(name, index, slice(index * count, (index + 1) * count), factor)
+    weights = {node.output[0]: stored.get(node.input[1]) for node in nodes if node.op_type == "MatMul"}
+    keys = {output: checksum(weight) for output, weight in weights.items() if weight is not None}
+    return {output: known[key] for output, key in keys.items() if key in known}
+
+
+def checksum(array: NDArray[Any]) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()

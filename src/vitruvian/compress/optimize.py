@@ -25,8 +25,7 @@ from torch import Tensor
 from vitruvian.cache import scratch_folder
 from vitruvian.compress import fewer_tokens, int8
 from vitruvian.compress.fewer_tokens import Counts
-from vitruvian.compress.int8 import DENSE_LAYERS, Int8Input, Int8Layer, dense_layers
-from vitruvian.compress.int8_graph import write_int8
+from vitruvian.compress.int8 import DENSE_LAYERS, Int8Input, Int8Layer, dense_layers, write_int8
 from vitruvian.compress.loss import (
     BATCH_SIZE,
     LOSS_NOTE,
