@@ -10,12 +10,12 @@ from vitruvian.tasks import (
     data_root,
     extra_file,
     find_task,
-    fold_name,
     get_task,
     preprocess_for,
     tasks_by_name,
     vtab_tasks,
 )
+from vitruvian.text import fold
 
 WANTED = [
     "CIFAR-10", "CIFAR-100", "ImageNet", "ImageNet-ReaL", "ImageNet-21k", "Oxford Flowers-102", "Oxford-IIIT Pets",
@@ -44,11 +44,7 @@ def test_classes_and_test_images_are_the_published_ones(name, classes, test):
 
 
 def test_no_name_or_alias_means_two_tasks():
-    spelled = [
-        fold_name(name)
-        for task in all_tasks().values()
-        for name in {fold_name(n): n for n in (task.name, *task.aliases)}
-    ]
+    spelled = [fold(name) for task in all_tasks().values() for name in {fold(n): n for n in (task.name, *task.aliases)}]
     assert len(spelled) == len(set(spelled)) == len(tasks_by_name())
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from vitruvian.config import NUMERICS, ModelConfig, ResNetConfig, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.settings import Size
-from vitruvian.text import package_table
+from vitruvian.text import fold, package_table
 
 VARIANTS: dict[str, ModelConfig] = {}
 """Our name of a model -> its config, with 1000 classes and the image size it was published for."""
@@ -51,15 +51,10 @@ def _read_models() -> None:
 _read_models()
 
 
-def _fold(name: str) -> str:
-    """A name without case and punctuation: `ViT-B/16` and `vit_b_16` are both `vitb16`."""
-    return re.sub(r"[^a-z0-9+]", "", name.lower())
-
-
 ALIASES: dict[str, str] = {}
 """Folded name -> our name. `B` precedes `b` and `g` precedes `G`: the case of the second must match."""
 for _name, _variant in EXACT.items():
-    ALIASES.setdefault(_fold(_name), _variant)
+    ALIASES.setdefault(fold(_name), _variant)
 
 
 def canonical(name: str) -> tuple[str, Size | None]:
@@ -80,7 +75,7 @@ def canonical(name: str) -> tuple[str, Size | None]:
     exact = (text, re.sub(r"[-_](?=\d+$)", "/", text))  # ViT-b_32 is ViT-b/32
     variant = next((EXACT[name] for name in exact if name in EXACT), None)
     if variant is None and not re.search("ViT-b(?![a-z])", text):  # of half the width, which is not B
-        variant = ALIASES.get(_fold(text))
+        variant = ALIASES.get(fold(text))
     if variant is None:
         raise UnknownNameError("model", name, {**VARIANTS, **EXACT}, see="(see `vit models`)")
     return variant, size

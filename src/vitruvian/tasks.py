@@ -1,7 +1,6 @@
 """The datasets that papers report, by name (`tasks.toml`): where their images belong, their splits, and the metric."""
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitruvian.errors import UnknownNameError
-from vitruvian.text import package_table
+from vitruvian.text import fold, package_table
 
 DATA_VARIABLE = "VITRUVIAN_DATA"
 DEFAULT_ROOT = "~/vitruvian-data"
@@ -103,20 +102,15 @@ def vtab_tasks() -> list[Task]:
     return [task for task in all_tasks().values() if task.group]
 
 
-def fold_name(name: str) -> str:
-    """A name without case and punctuation: `CIFAR-10` and `cifar10` become equal."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
 @cache
 def tasks_by_name() -> dict[str, Task]:
     """The tasks by their folded names and aliases."""
-    return {fold_name(name): task for task in all_tasks().values() for name in (task.name, *task.aliases)}
+    return {fold(name): task for task in all_tasks().values() for name in (task.name, *task.aliases)}
 
 
 def find_task(name: str) -> Task | None:
     """The task of this name or alias; None if there is none, or for a path."""
-    return None if "/" in name or "\\" in name else tasks_by_name().get(fold_name(name))
+    return None if "/" in name or "\\" in name else tasks_by_name().get(fold(name))
 
 
 def task_of_data(data: str) -> Task | None:

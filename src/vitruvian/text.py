@@ -125,6 +125,11 @@ def natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part], name
 
 
+def fold(name: str) -> str:
+    """A name without case and punctuation: `ViT-B/16` and `vit_b_16` become equal, and `CIFAR-10` and `cifar10`."""
+    return re.sub(r"[^a-z0-9+]", "", name.lower())
+
+
 def package_table(name: str) -> dict[str, Any]:
     """The content of a TOML file in the package."""
     import tomllib  # `vit --help` reads no file
