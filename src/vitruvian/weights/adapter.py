@@ -168,7 +168,7 @@ def save_adapter(
     for head, name in named.items():
         written |= {f"{PREFIX}{name}.{key}": tensor for key, tensor in part_of(state_dict, head).items()}
     rank, alpha = Counter(scales.values()).most_common(1)[0][0]
-    config = {
+    config = {  # what differs from peft's defaults
         "peft_type": "LORA",
         "base_model_name_or_path": base or model.meta.source or None,
         "r": rank,
@@ -178,12 +178,7 @@ def save_adapter(
         "target_modules": sorted(scales),
         "modules_to_save": sorted(named.values()) or None,
         "use_dora": any(layer.lora_magnitude for layer in layers.values()),
-        "use_rslora": False,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "fan_in_fan_out": False,
         "inference_mode": True,
-        "task_type": None,
     }
     samples = {name: sample(state_dict[f"{name}.weight"]) for name in layers}
     with atomic_path(Path(path).expanduser()) as new:
