@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import vitruvian as vt
-from vitruvian.evaluation.conformal import fit_threshold
+from vitruvian.evaluation.conformal import conformal_threshold
 from vitruvian.evaluation.evaluate import evaluate_classes
 from vitruvian.evaluation.metrics import probabilities
 
@@ -39,7 +39,7 @@ def main() -> None:
         for seed in range(options.halves):
             order = np.random.default_rng(seed).permutation(len(own))
             fit, rest = order[: len(own) // 2], order[len(own) // 2 :]
-            threshold = fit_threshold(own[fit], promise)
+            threshold = conformal_threshold(own[fit], promise)
             coverages.append(100 * float((own[rest] >= threshold).mean()))
             sizes.append(float((scores[rest] >= threshold).sum(axis=1).mean()))
         mean, deviation = np.mean(coverages), np.std(coverages, ddof=1)

@@ -41,7 +41,7 @@ from .training import Run as Run
 from .training import read_recipe as read_recipe
 from .training.finetune import finetune as finetune
 from .training.finetune import protocol_for as protocol_for
-from .training.share import push as push
+from .training.integrations import push as push
 from .training.train import add_classes as add_classes
 from .training.train import resume as resume
 from .training.train import train as train

@@ -13,7 +13,7 @@ from vitruvian.cost import parameters
 from vitruvian.data.formats import open_dataset
 from vitruvian.errors import CheckpointError, HubError
 from vitruvian.model.build import build
-from vitruvian.training.train import choose_recipe
+from vitruvian.training.planning import choose_recipe
 from vitruvian.weights import hub
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitruvian.evaluation.calibration import bin_numbers, fit_temperature, fitting, reliability
+from vitruvian.evaluation.calibration import bin_numbers, calibration_split, fit_temperature, reliability
 from vitruvian.evaluation.calibration import calibration as calibration_of
 from vitruvian.evaluation.label_spaces import DatasetLogits
 
@@ -28,7 +28,7 @@ def outputs(logits, labels, score_function="softmax"):
 
 
 def calibration(found, temperature, dev, *, seed):
-    return calibration_of(found, temperature, fitting(found, dev, seed=seed))
+    return calibration_of(found, temperature, calibration_split(found, dev, seed=seed))
 
 
 def honest(count, classes=5, seed=0):

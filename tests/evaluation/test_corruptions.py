@@ -8,7 +8,7 @@ from scipy import ndimage
 
 from vitruvian.errors import VitruvianError
 from vitruvian.evaluation import corruptions
-from vitruvian.evaluation.corruptions import CORRUPTIONS, corrupt_image, gaussian_blur, move, zoom
+from vitruvian.evaluation.corruptions import CORRUPTIONS, corrupt_image, gaussian_blur, motion, zoom
 from vitruvian.evaluation.evaluate import evaluate
 from vitruvian.evaluation.report import write_evaluation
 
@@ -59,7 +59,7 @@ def test_blurs_are_those_of_scipy(photo):
 def test_motion_is_a_half_gaussian_along_a_line():
     x = np.zeros((41, 41, 1))
     x[20, 20] = 1
-    found = move(x, 10, 3, 0.0)[..., 0]  # an image that looks to the right is moved to the left
+    found = motion(x, 10, 3, 0.0)[..., 0]  # an image that looks to the right is moved to the left
     expected = np.exp(-(np.arange(21) ** 2) / 18)
     assert found[20, 20::-1] == pytest.approx(expected / expected.sum())
     assert found.sum() == pytest.approx(1)

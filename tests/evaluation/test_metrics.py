@@ -8,7 +8,7 @@ import torch
 
 from vitruvian.data.loader import Batch
 from vitruvian.errors import DataError, VitruvianError
-from vitruvian.evaluation.metrics import MAX_CONFUSION_CLASSES, measure
+from vitruvian.evaluation.metrics import MAX_CONFUSION_CLASSES, measure_classes
 
 
 class Parrot(torch.nn.Module):
@@ -38,7 +38,7 @@ def batch(logits, labels, first=0):
 def measured(logits, labels, *, classes, size=4, **options):
     """In batches of `size`, the last one short."""
     parts = [batch(logits[i : i + size], labels[i : i + size], i) for i in range(0, len(labels), size)]
-    return measure(Parrot(), parts, classes=classes, **options)
+    return measure_classes(Parrot(), parts, classes=classes, **options)
 
 
 def random_case(count=203, classes=7, seed=0):
@@ -116,7 +116,7 @@ def test_many_classes_are_counted_without_a_confusion_matrix():
 
 def test_the_model_is_measured_without_dropout_and_stays_as_it_was():
     model = Parrot().train()
-    measure(model, [batch([[1.0, 0.0]], [0])], classes=2)
+    measure_classes(model, [batch([[1.0, 0.0]], [0])], classes=2)
     assert model.training
 
 
@@ -138,7 +138,7 @@ def test_a_head_of_another_size_and_foreign_labels_are_refused():
 
 def test_nothing_to_measure_is_an_error():
     with pytest.raises(DataError, match="there are no examples"):
-        measure(Parrot(), [], classes=2)
+        measure_classes(Parrot(), [], classes=2)
 
 
 def test_a_process_without_a_part_in_a_batch_calls_the_model_only_if_all_take_part(monkeypatch):
@@ -147,7 +147,7 @@ def test_a_process_without_a_part_in_a_batch_calls_the_model_only_if_all_take_pa
     empty = batch(torch.empty(0), [])
     for all_ranks, calls in ((False, 1), (True, 2)):
         model = Parrot()
-        found = measure(model, [batch([[1.0, 0.0]], [0]), empty], classes=2, all_ranks=all_ranks)
+        found = measure_classes(model, [batch([[1.0, 0.0]], [0]), empty], classes=2, all_ranks=all_ranks)
         assert (model.calls, found.count) == (calls, 1)
 
 
@@ -156,7 +156,7 @@ def share(rank, folder):
     logits, labels = random_case(count=9)
     mine = slice(0, 4) if rank == 0 else slice(4, 9)
     part = batch(logits[mine], labels[mine], first=mine.start)
-    found = measure(Parrot(), [part], classes=7, all_ranks=True)
+    found = measure_classes(Parrot(), [part], classes=7, all_ranks=True)
     torch.save((found.confusion, found.loss, [m.index for m in found.mistakes]), f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from vitruvian.cli.evaluate import evaluate as command
 from vitruvian.data.formats import open_dataset
 from vitruvian.errors import ConfigError, DataError
-from vitruvian.evaluation.calibration import Fitting, fitting
-from vitruvian.evaluation.conformal import expected_coverage, fit_sets, fit_threshold
+from vitruvian.evaluation.calibration import CalibrationSplit, calibration_split
+from vitruvian.evaluation.conformal import conformal_threshold, expected_coverage, fit_sets
 from vitruvian.evaluation.evaluate import evaluate, save_calibrated
 from vitruvian.evaluation.metrics import wilson
 from vitruvian.evaluation.probe_classifiers import fit_linear
@@ -29,7 +29,7 @@ app.command()(command)
 
 
 def sets_of(whole, seed, coverage, temperature=1.0):
-    return fit_sets(fitting(whole, None, seed=seed), whole, coverage=coverage, t=temperature)
+    return fit_sets(calibration_split(whole, None, seed=seed), whole, coverage=coverage, t=temperature)
 
 
 @pytest.mark.parametrize("coverage", [0.8, 0.95])
@@ -63,7 +63,7 @@ def test_a_threshold_worked_out_by_hand():
     logits = np.log([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7], [0.2, 0.8]])
     whole = outputs(logits, [0, 0, 0, 1])  # the labels have 0.9, 0.6, 0.3, 0.8
     rows = np.arange(4)
-    fit = Fitting(outputs(logits, [0, 0, 0, 1]), rows, rows, "")
+    fit = CalibrationSplit(outputs(logits, [0, 0, 0, 1]), rows, rows, "")
     found = fit_sets(fit, whole, coverage=0.6, t=1.0)  # floor(0.4 * 5) = the second smallest
     assert found.threshold == pytest.approx(0.6)
     assert (found.coverage, found.mean_size, found.single) == (75.0, 1.0, 100.0)
@@ -84,7 +84,7 @@ def color_model():
 
 def test_a_model_is_saved_with_its_sets_and_predicts_them(tmp_path, photos):
     found = evaluate(photos, color_model(), coverage=0.8)
-    assert found.sets.promised == 80.0
+    assert found.sets.requested == 80.0
     save_calibrated(found, tmp_path / "model")
     meta = load(tmp_path / "model").meta
     assert (meta.coverage, meta.set_threshold) == (0.8, pytest.approx(found.sets.threshold))
@@ -146,7 +146,7 @@ def test_the_command_prints_slices_and_sets(tmp_path, photos):
 def test_thresholds_cover_new_images_as_often_as_their_number_lets_expect(coverage, count):
     """Of a score that is uniform on 0 to 1, a threshold t covers 1 - t of the new images."""
     generator = np.random.default_rng(0)
-    true = np.array([1 - fit_threshold(generator.random(count), coverage) for _ in range(4000)])
+    true = np.array([1 - conformal_threshold(generator.random(count), coverage) for _ in range(4000)])
     assert 100 * true.mean() >= 100 * coverage - 0.1  # the promise, with the noise of 4,000 fits
     low, high = expected_coverage(coverage, count)
     within = 100 * ((100 * true >= low) & (100 * true <= high)).mean()

@@ -7,9 +7,9 @@ from vitruvian.errors import DataError, NotFiniteError
 from vitruvian.evaluation.target_metrics import (
     LabelMeasures,
     NumberMeasures,
-    best_threshold,
+    f1_threshold,
+    f1_thresholds,
     fit_margins,
-    fit_thresholds,
     measure_outputs,
 )
 from vitruvian.targets import Target, make_table, parse_numbers
@@ -94,15 +94,15 @@ def test_intervals_contain_the_metric_and_shrink_with_more_images():
 
 def test_a_threshold_maximizes_f1_and_rare_labels_share_one():
     scores = np.array([0.9, 0.8, 0.6, 0.3, 0.1])
-    assert best_threshold(scores, np.array([1.0, 1, 0, 1, 0])) == pytest.approx(0.2)
-    assert best_threshold(scores, np.array([1.0, 1, 0, np.nan, 0])) == pytest.approx(0.7)
-    assert best_threshold(scores, np.zeros(5)) == 0.5
+    assert f1_threshold(scores, np.array([1.0, 1, 0, 1, 0])) == pytest.approx(0.2)
+    assert f1_threshold(scores, np.array([1.0, 1, 0, np.nan, 0])) == pytest.approx(0.7)
+    assert f1_threshold(scores, np.zeros(5)) == 0.5
     generator = np.random.default_rng(0)
     targets = (generator.random((100, 3)) < (0.5, 0.5, 0.02)).astype(float)
     scores = targets * 0.2 + 0.8 * np.random.default_rng(1).random((100, 3))
-    thresholds = fit_thresholds(scores, targets)
-    assert thresholds[2] == best_threshold(scores.ravel(), targets.ravel())
-    assert thresholds[0] == best_threshold(scores[:, 0], targets[:, 0])
+    thresholds = f1_thresholds(scores, targets)
+    assert thresholds[2] == f1_threshold(scores.ravel(), targets.ravel())
+    assert thresholds[0] == f1_threshold(scores[:, 0], targets[:, 0])
 
 
 def test_reported_decisions_are_not_flattered_by_their_own_thresholds():

@@ -2,7 +2,6 @@
 
 import json
 import statistics
-from dataclasses import replace
 
 import pytest
 from PIL import Image
@@ -13,7 +12,6 @@ from vitruvian.evaluation.evaluate import evaluate
 from vitruvian.study.transfer import (
     TABLE2_RECIPES,
     TABLE2_TASKS,
-    Setup,
     TransferCell,
     find_tasks,
     transfer,
@@ -56,13 +54,13 @@ def test_vtab_has_19_tasks_in_three_groups():
     assert (groups.count("Natural"), groups.count("Specialized"), groups.count("Structured")) == (7, 4, 8)
 
 
-SETUP = Setup(quick=True, settings=("steps=2", "batch_size=8", "grad_accum_steps=1", "image_size=16", "workers=0"))
+SETUP = {"quick": True, "settings": ("steps=2", "batch_size=8", "grad_accum_steps=1", "image_size=16", "workers=0")}
 
 
 def test_a_missing_task_leaves_its_cell_with_the_reason_and_the_others_run(tmp_path, weights, root):
     heard = []
     tasks = find_tasks(["pets", "ReaL", "CIFAR-10"])
-    cells = transfer([str(weights)], tasks, tmp_path / "out", setup=SETUP, report=heard.append)
+    cells = transfer([str(weights)], tasks, tmp_path / "out", **SETUP, report=heard.append)
     pets, real, cifar = cells
     assert pets.mean is None
     assert "the task pets has no" in pets.missing
@@ -72,7 +70,7 @@ def test_a_missing_task_leaves_its_cell_with_the_reason_and_the_others_run(tmp_p
     record = json.loads((tmp_path / "out" / "study.json").read_text())["cells"]
     assert [cell["task"] for cell in record] == ["pets", "imagenet-real", "cifar10"]
     heard.clear()
-    assert transfer([str(weights)], tasks, tmp_path / "out", setup=SETUP, report=heard.append) == cells
+    assert transfer([str(weights)], tasks, tmp_path / "out", **SETUP, report=heard.append) == cells
     assert any("(already done)" in text for text in heard)
 
 
@@ -80,8 +78,8 @@ def test_table_2_has_a_recipe_of_its_own_for_imagenet(tmp_path, weights, root):
     assert {*TABLE2_RECIPES} <= {*TABLE2_TASKS}
     assert len(TABLE2_TASKS) == 6 + len(vtab_tasks())
     assert read_recipe(TABLE2_RECIPES["imagenet"]).image_size == 512
-    setup = replace(SETUP, recipes={"cifar10": "finetune-small"})
-    transfer([str(weights)], find_tasks(["cifar10"]), tmp_path / "out", setup=setup, report=lambda text: None)
+    setup = SETUP | {"recipes": {"cifar10": "finetune-small"}}
+    transfer([str(weights)], find_tasks(["cifar10"]), tmp_path / "out", **setup, report=lambda text: None)
     (run,) = (tmp_path / "out").glob("*-cifar10/test-*")
     assert Run(run).recipe.layer_decay == 0.75  # of finetune-small
 
@@ -97,7 +95,7 @@ def test_real_is_measured_on_the_runs_of_imagenet_and_these_are_trained_once(tmp
         Image.new("RGB", (20, 20), (100 * number,) * 3).save(path)
     (tmp_path / "data" / "imagenet" / "real.json").write_text("[[2], [], [2, 0]]")
     heard, tasks = [], find_tasks(["imagenet", "ReaL"])
-    imagenet, real = transfer([str(weights)], tasks, tmp_path / "out", setup=SETUP, report=heard.append)
+    imagenet, real = transfer([str(weights)], tasks, tmp_path / "out", **SETUP, report=heard.append)
     assert (imagenet.metric, real.metric) == ("top1", "real")
     assert (len(real.values), real.missing) == (1, "")
     assert real.values[0] == evaluate("imagenet-real", next((tmp_path / "out").glob("*-imagenet/test-*"))).real
@@ -106,7 +104,7 @@ def test_real_is_measured_on_the_runs_of_imagenet_and_these_are_trained_once(tmp
 
 def test_weights_that_are_not_there_end_the_study_before_it_begins(tmp_path, root):
     with pytest.raises(CheckpointError, match="no such file or folder"):
-        transfer([str(tmp_path / "none")], find_tasks(["cifar10"]), tmp_path / "out", setup=SETUP)
+        transfer([str(tmp_path / "none")], find_tasks(["cifar10"]), tmp_path / "out", **SETUP)
     assert not (tmp_path / "out").exists()
 
 

@@ -15,7 +15,7 @@ from runs import STEM, TINY, StopAt, changes, command, lines, same_model, weight
 
 from forked import Forked, patience, ranks
 from vitruvian.evaluation.features import compute_features
-from vitruvian.training import Interrupted, distributed, resume, splits, train
+from vitruvian.training import Interrupted, distributed, initial_model, resume, train
 
 pytestmark = pytest.mark.slow
 
@@ -104,18 +104,18 @@ def last_lines(processes):
     return [each.err.splitlines()[-1] for each in ended]
 
 
-def test_two_processes_ask_a_teacher_about_each_image_once(tmp_path, alone, monkeypatch):
+def test_two_processes_compute_the_features_that_a_head_is_fitted_to_once(tmp_path, monkeypatch):
     def counted(*words, **settings):
         found = compute_features(*words, **settings)
         with open(tmp_path / "computed", "a") as file:
             print(found.computed, file=file)
         return found
 
-    settings = ("steps=3", "eval_every=0", "log_every=1", f"teacher={alone}", "teacher_input=fixed")
+    settings = ("steps=3", "eval_every=0", "log_every=1", "head_init=probe")
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "one"))
     expected = train("digits", out=tmp_path / "alone", settings=[*TINY, *settings], progress=False)
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "two"))
-    monkeypatch.setattr(splits, "compute_features", counted)
+    monkeypatch.setattr(initial_model, "compute_features", counted)
     in_two("digits", "--out", tmp_path / "run", *changes(*settings))
     assert sorted(map(int, (tmp_path / "computed").read_text().split())) == [0, 0, 719, 719]
     assert curve(tmp_path / "run") == pytest.approx(curve(expected.folder), rel=2e-4)

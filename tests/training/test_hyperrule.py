@@ -8,9 +8,8 @@ import vitruvian as vt
 from vitruvian.data.augment import Augment, train_transform
 from vitruvian.training.finetune import protocol_for
 from vitruvian.training.optimizer import Schedule
-from vitruvian.training.planning import apply_hyperrule
+from vitruvian.training.planning import apply_hyperrule, choose_recipe
 from vitruvian.training.recipe import read_recipe
-from vitruvian.training.train import choose_recipe
 
 
 class Images:

@@ -12,7 +12,7 @@ from vitruvian.evaluation.probe_classifiers import choose_l2, fit_linear, hold_o
 from vitruvian.model.build import build
 from vitruvian.training import Listener, read_recipe, train
 from vitruvian.training.distributed import Processes
-from vitruvian.training.initial_model import fit_head, fit_logistic, is_fresh, subsample
+from vitruvian.training.initial_model import fit_head, fit_logistic, is_fresh, subsample, with_head
 from vitruvian.training.recipe import change_recipe
 
 
@@ -49,6 +49,15 @@ def tiny(**changes):
     model = build(config)
     model.meta = model.meta.replace(preprocess=Preprocess(image_size=(8, 8), mean=(0.5,), std=(0.5,)))
     return model
+
+
+@pytest.mark.parametrize("changes", [{"representation_size": 32}, {"distillation": True}, {"num_classes": 0}])
+def test_another_head_reads_the_features_that_it_was_fitted_to(changes):
+    model, pixels = tiny(**changes).eval(), torch.randn(2, 1, 8, 8)
+    weight, bias = torch.randn(32, 3), torch.randn(3)
+    with torch.no_grad():
+        logits = with_head(model, (weight, bias), ("a", "b", "c"), "a probe")(pixels)
+        torch.testing.assert_close(logits, model.features(pixels) @ weight + bias)
 
 
 def test_only_a_new_head_is_fitted():

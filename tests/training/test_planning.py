@@ -9,11 +9,9 @@ import vitruvian.training.planning as planning
 from vitruvian.cost import multiply_adds
 from vitruvian.data.loader import Batch
 from vitruvian.errors import ConfigError, UnknownNameError
-from vitruvian.training import objective
 from vitruvian.training.initial_model import config_of, model_for
-from vitruvian.training.planning import cluster_lines, cluster_plan, peak_bytes, plan, plan_lines
+from vitruvian.training.planning import choose_recipe, cluster_lines, cluster_plan, peak_bytes, plan, plan_lines
 from vitruvian.training.recipe import Recipe
-from vitruvian.training.train import choose_recipe
 from vitruvian.weights.save import save
 
 TINY = {"depth": 2, "width": 16, "num_heads": 2, "mlp_dim": 32, "patch_size": 4, "in_channels": 1}
@@ -76,20 +74,11 @@ def found_config():
     return config_of(tiny(), 10)
 
 
-@pytest.mark.parametrize(
-    ("teacher_input", "described"),
-    [
-        ("same", "runs in each step, included in the time"),
-        ("fixed", "runs once on each image before the first step, which the time does not include"),
-    ],
-)
-def test_a_plan_says_what_a_teacher_costs_and_does_not_ask_it_about_all_images(
-    tmp_path, monkeypatch, teacher_input, described
-):
+def test_a_plan_says_what_a_teacher_costs(tmp_path):
     save(model_for(tiny(), "0123456789"), tmp_path / "teacher")
-    monkeypatch.setattr(objective, "shared_features", None)
-    found = planned(teacher=str(tmp_path / "teacher"), teacher_input=teacher_input)
-    assert next(line for line in plan_lines(found) if line.startswith("teacher")).endswith(f"teacher, {described}")
+    found = planned(teacher=str(tmp_path / "teacher"))
+    line = next(line for line in plan_lines(found) if line.startswith("teacher"))
+    assert line.endswith("teacher, runs in each step, included in the time")
 
 
 def test_the_lines_of_a_plan_name_everything_that_is_asked_for():

@@ -21,7 +21,7 @@ import vitruvian as vt
 from vitruvian.config import ViTConfig
 from vitruvian.errors import ConfigError, HubError
 from vitruvian.model.build import build
-from vitruvian.training.share import card_of, write_repository
+from vitruvian.training.integrations import card_of, write_repository
 
 pytestmark = pytest.mark.slow
 COMMIT = "0" * 40

@@ -8,7 +8,7 @@ from runs import TINY
 
 from vitruvian.errors import MissingExtraError, UnknownNameError
 from vitruvian.training import train
-from vitruvian.training.share import TRACKERS, Tracker, open_trackers
+from vitruvian.training.integrations import TRACKERS, Tracker, open_trackers
 
 SETTINGS = [*TINY, "steps=2"]
 

@@ -90,16 +90,15 @@ def evaluation_table(evaluation: "Evaluation | TargetEvaluation") -> str:
     """Format the measures with their intervals, under a line that says what they were measured on."""
     from vitruvian.evaluation import report
     from vitruvian.evaluation.evaluate import TargetEvaluation as OfTargets
-    from vitruvian.evaluation.metrics import LEVEL, TARGET_NAMES
+    from vitruvian.evaluation.metrics import LEVEL
 
+    unit, number = (">value", "{:.4g}") if isinstance(evaluation, OfTargets) else (">percent", "{:.2f}")
+    values, intervals = evaluation.numbers, evaluation.intervals
+    cells = [(report.NAMES[k], *map(number.format, (v, *intervals[k]))) for k, v in values.items()]
+    rows = [(name, value, f"{low} to {high}") for name, value, low, high in cells]
+    lines = [evaluation.summary, table(("", unit, f"{LEVEL:g}% interval"), rows)]
     if isinstance(evaluation, OfTargets):
-        values, intervals = evaluation.numbers, evaluation.intervals
-        cells = [(TARGET_NAMES[k], f"{v:.4g}", "{:.4g} to {:.4g}".format(*intervals[k])) for k, v in values.items()]
-        lines = [evaluation.summary, table(("", ">value", "95% interval"), cells)]
         return "\n".join([*lines, *sets_and_slices(evaluation)])
-    values, intervals = report.interval_numbers(evaluation), evaluation.intervals
-    rows = [(report.NAMES[k], f"{v:.2f}", "{:.2f} to {:.2f}".format(*intervals[k])) for k, v in values.items()]
-    lines = [report.evaluation_summary(evaluation), table(("", ">percent", f"{LEVEL:g}% interval"), rows)]
     if evaluation.real is not None:
         lines.append(f"ReaL: {evaluation.real_count:,} images have labels")
     if evaluation.space.is_mapped:
@@ -240,15 +239,8 @@ def probe(
         print(json.dumps(report.to_json()))
     else:
         print("\n".join([probe_summary(report), *(f"note: {note}" for note in report.notes)]))
-        if report.target != "single":
+        if report.results:
             print(table(*probe_table(report)))
-        rows = []
-        for r in report.results if report.target == "single" else ():
-            spread = [f"± {r.deviation:.2f}"] * (len(r.runs) > 1)
-            spread += ["95% interval {:.2f} to {:.2f}".format(*r.interval)] if r.interval else []
-            rows.append((r.probe, r.setting, f"{r.top1:.2f}", ", ".join(spread), f"{r.mean_per_class:.2f}"))
-        if rows:
-            print(table(("probe", "setting", ">top-1 %", "", ">mean per class %"), rows))
     if report.unreadable:
         print_status(f"skipped {plural(len(report.unreadable), 'unreadable image')}")
     if out is not None:

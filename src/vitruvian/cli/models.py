@@ -185,7 +185,7 @@ def convert(
 
     if card:
         from vitruvian.files import write_text
-        from vitruvian.training.share import card_of
+        from vitruvian.training.integrations import card_of
 
         write_text(Path(destination).expanduser(), card_of(vt.load(source), source))
         print(f"wrote {destination}")

@@ -23,6 +23,7 @@ from vitruvian import config
 from vitruvian.config import DEFAULT_BATCH_SIZE, ENGINE_NAMES
 from vitruvian.errors import ConversionError, VitruvianError, python_spelling
 from vitruvian.progress import print_status
+from vitruvian.text import package_table
 
 ADVANCED = "Advanced"  # the last panel of a command's help
 RUNNING = "How the model runs"
@@ -109,10 +110,7 @@ class Command(TyperCommand):
 
 def options_elsewhere(name: str, names: Container[str]) -> list[str]:
     """Suggest options of a command for an option of another program, such as `--lr` for `--learning-rate`."""
-    import tomllib
-    from importlib.resources import files
-
-    tables = tomllib.loads((files("vitruvian") / "other_names.toml").read_text("utf-8"))
+    tables = package_table("other_names.toml")
     plain = name.strip("-").replace("-", "_").lower()
     for option, others in tables["options"].items():
         if option.split()[-1] in names and plain in others.split():

@@ -23,7 +23,7 @@ from vitruvian.tasks import DATA_VARIABLE, SEEDS, Task, all_tasks, get_task, vta
 from vitruvian.text import format_duration, plural, table
 
 if TYPE_CHECKING:
-    from vitruvian.study.transfer import Setup, TransferCell
+    from vitruvian.study.transfer import TransferCell
     from vitruvian.training.finetune import CrossValidation, Sweep
 
 TaskData = Annotated[str, data_argument("a task (`vit datasets`)")]
@@ -132,21 +132,17 @@ def train(
         print(f"model: {result.folder} (vit predict IMAGES --model {result.folder})")
         return
     if plan:
-        from vitruvian.training.planning import choose_recipe, fit_minutes, plan_lines
         from vitruvian.training.planning import plan as make_plan
-        from vitruvian.training.splits import DataRef, continue_from
+        from vitruvian.training.planning import plan_lines, prepare_recipe
+        from vitruvian.training.splits import DataRef
 
         opened = DataRef(data)
-        chosen = choose_recipe(opened, **start)
-        chosen, notes = continue_from(chosen, opened.name, changes)
-        if minutes is not None:
-            chosen, more = fit_minutes(opened, chosen, minutes, changes)
-            notes = [*notes, *more]
+        chosen, notes = prepare_recipe(opened, **start, minutes=minutes)
         estimate = make_plan(opened, chosen)
         print("\n".join(plan_lines(estimate)))
         print_notes([*estimate.splits.notes, *notes])
         return
-    from vitruvian.training.share import open_trackers
+    from vitruvian.training.integrations import open_trackers
 
     listeners = open_trackers(track or ())
     if folds is not None:
@@ -231,7 +227,7 @@ def finetune(
     the best rate on all images, measured on the test split. For a single run, use `vit train DATA --from WEIGHTS`.
     The same command resumes after an interruption.
     """
-    from vitruvian.training.share import open_trackers
+    from vitruvian.training.integrations import open_trackers
 
     listeners = open_trackers(track or ())
     if folds is not None and (seeds != SEEDS or soup or minutes is not None):
@@ -311,10 +307,13 @@ class TransferOptions(StudyOptions):
     data_root: opt.DataRoot = None
 
     @property
-    def setup(self) -> Setup:
-        from vitruvian.study.transfer import Setup
-
-        return Setup(recipe=self.recipe, settings=tuple(self.settings or ()), quick=self.quick, seeds=self.seeds)
+    def differs(self) -> str:
+        """What differs from the paper's fine-tuning."""
+        parts = ["the weights are those of --models"]
+        parts += ["one learning rate and one seed (--quick)"] if self.quick else []
+        parts += [f"{self.seeds} seeds"] if not self.quick and self.seeds != SEEDS else []
+        parts += [f"the recipe {self.recipe}"] if self.recipe else []
+        return ", ".join([*parts, *(self.settings or ())])
 
     def run(
         self, models: str, tasks: Sequence[Task], name: str, recipes: Mapping[str, str] = MappingProxyType({})
@@ -326,8 +325,9 @@ class TransferOptions(StudyOptions):
         names = split_names(models)
         if not names:
             raise typer.BadParameter("give weights to start from", param_hint="--models")
-        setup = replace(self.setup, recipes=recipes)
-        return list(transfer(names, tasks, self.out or Path(f"runs/study-{name}"), setup=setup))
+        changes: Any = {"recipe": self.recipe, "settings": self.settings or (), "quick": self.quick}
+        out = self.out or Path(f"runs/study-{name}")
+        return transfer(names, tasks, out, recipes=recipes, seeds=self.seeds, **changes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,28 +379,23 @@ class AblationOptions(StudyOptions):
 Tasks = Annotated[str, option("T,T,...", "Tasks (`vit datasets`) [default: those of the table].")]
 
 
-@expand_options
-def table5(models: Models, options: TransferOptions, tasks: Tasks = "") -> None:
-    """Fine-tune models on tasks and print the results beside the paper's Table 5.
+def transfer_study(name: str, about: str) -> Callable[..., None]:
+    """The function of `vit study NAME` for a table of fine-tuned models."""
 
-    A task without images leaves its cell empty and prints the reason; the others run.
-    """
-    from vitruvian.study.transfer import TABLE5_TASKS, find_tasks
+    def run(models: Models, options: TransferOptions, tasks: Tasks = "") -> None:
+        from vitruvian.study.transfer import TABLES, find_tasks
 
-    cells = options.run(models, find_tasks(tasks.split(",") if tasks else TABLE5_TASKS), "table5")
-    print_transfer(cells, options, ("table5", "table2"))
+        columns, recipes, papers = TABLES[name]
+        cells = options.run(models, find_tasks(tasks.split(",") if tasks else columns), name, recipes)
+        print_transfer(cells, options, papers)
+
+    missing = "A task without images leaves its cell empty and prints the reason; the others run."
+    run.__name__, run.__doc__ = name, f"Fine-tune models on tasks and print the results beside {about}.\n\n{missing}"
+    return expand_options(run)
 
 
-@expand_options
-def table2(models: Models, options: TransferOptions, tasks: Tasks = "") -> None:
-    """Fine-tune models on tasks and print the results beside the paper's Table 2: ImageNet at 512 pixels, and VTAB.
-
-    A task without images leaves its cell empty and prints the reason; the others run.
-    """
-    from vitruvian.study.transfer import TABLE2_RECIPES, TABLE2_TASKS, find_tasks
-
-    cells = options.run(models, find_tasks(tasks.split(",") if tasks else TABLE2_TASKS), "table2", TABLE2_RECIPES)
-    print_transfer(cells, options, ("table2",))
+table5 = transfer_study("table5", "the paper's Table 5")
+table2 = transfer_study("table2", "the paper's Table 2: ImageNet at 512 pixels, and VTAB")
 
 
 @expand_options
@@ -411,7 +406,7 @@ def vtab(models: Models, options: TransferOptions) -> None:
     cells = options.run(models, vtab_tasks(), "vtab")
     for model in dict.fromkeys(cell.model for cell in cells) if prints_results() else ():
         result = vtab_result(model, cells)
-        print(json.dumps(result)) if options.as_json else print_vtab(result, cells, options.setup)
+        print(json.dumps(result)) if options.as_json else print_vtab(result, cells, options.differs)
     if not any(cell.values for cell in cells):
         raise typer.Exit(1)  # the reasons have been printed
 
@@ -510,7 +505,7 @@ def print_transfer(cells: list[TransferCell], options: TransferOptions, paper_na
         rows = [["measured", model, *(by[model, task] for task in tasks)] for model in models]
         print(table(("", "model", *(f">{task}" for task in tasks)), [*rows, *paper]))
         if paper:
-            print(differs_text(options.setup.differs))
+            print(differs_text(options.differs))
         means = sorted({cell.task.name for cell in cells if cell.metric == "mean_per_class"})
         if means:
             print(f"\nmean per class: {', '.join(means)}; the others are top-1, in percent")
@@ -525,7 +520,7 @@ def print_missing(cells: list[TransferCell]) -> None:
             print(f"missing: {cell.model} on {cell.task.name}: {cell.missing}")
 
 
-def print_vtab(result: dict[str, Any], cells: list[TransferCell], setup: Setup) -> None:
+def print_vtab(result: dict[str, Any], cells: list[TransferCell], differs: str) -> None:
     """Print each task, the groups and the mean, beside the rows of Table 9."""
     from vitruvian.study.paper import differs_text, paper_rows
 
@@ -541,5 +536,5 @@ def print_vtab(result: dict[str, Any], cells: list[TransferCell], setup: Setup) 
     print(table(headings, [(name, group, text, *(row.text(name) for row in paper)) for name, group, text in measured]))
     if result["vtab_mean"] is None:
         print(f"VTAB is the mean over all {len(vtab_tasks())} tasks")
-    print(differs_text(setup.differs))
+    print(differs_text(differs))
     print_missing(model_cells)

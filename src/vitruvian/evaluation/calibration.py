@@ -128,7 +128,7 @@ def fit_temperature(outputs: DatasetLogits, rows: Rows) -> float:
     return float(np.exp(-(low + high) / 2))
 
 
-class Fitting(NamedTuple):
+class CalibrationSplit(NamedTuple):
     """The images to fit temperature and thresholds on, and the images to measure their effect on."""
 
     dev: DatasetLogits
@@ -137,18 +137,20 @@ class Fitting(NamedTuple):
     dev_name: str
 
 
-def fitting(outputs: DatasetLogits, dev: DatasetLogits | None, *, seed: int) -> Fitting:
+def calibration_split(outputs: DatasetLogits, dev: DatasetLogits | None, *, seed: int) -> CalibrationSplit:
     """Fit on at most MOST images: of the split `val` if `dev` has its logits, else of a random half of the images."""
     shuffled = np.random.default_rng(seed).permutation(len(outputs if dev is None else dev))
     if dev is not None:
         fit_rows = np.sort(shuffled[:MOST])
-        return Fitting(dev, fit_rows, np.arange(len(outputs)), f"{len(fit_rows):,} images of the split 'val'")
+        return CalibrationSplit(dev, fit_rows, np.arange(len(outputs)), f"{len(fit_rows):,} images of the split 'val'")
     fit_rows = np.sort(shuffled[: round(FIT_FRACTION * len(outputs))][:MOST])
     rest = np.setdiff1d(np.arange(len(outputs)), fit_rows)
-    return Fitting(outputs, fit_rows, rest, f"a random part of {len(fit_rows):,} of the {len(outputs):,} images")
+    return CalibrationSplit(
+        outputs, fit_rows, rest, f"a random part of {len(fit_rows):,} of the {len(outputs):,} images"
+    )
 
 
-def calibration(outputs: DatasetLogits, temperature: float, fit: Fitting) -> Calibration:
+def calibration(outputs: DatasetLogits, temperature: float, fit: CalibrationSplit) -> Calibration:
     """Calibration at the model's temperature, and at one fitted on other images than it is measured on."""
     now = reliability(outputs, temperature)
     dev, fit_rows, rest, dev_name = fit

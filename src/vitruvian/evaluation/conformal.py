@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.errors import ConfigError, argument
-from vitruvian.evaluation.calibration import Fitting, Rows
+from vitruvian.evaluation.calibration import CalibrationSplit, Rows
 from vitruvian.evaluation.label_spaces import PIECE, DatasetLogits
 from vitruvian.evaluation.metrics import Interval, central, probabilities, wilson
 from vitruvian.evaluation.target_metrics import LabelMeasures, TargetMeasures
@@ -36,7 +36,7 @@ class ConformalSets:
     """Fitted thresholds, and their sets on images that they were not fitted on; numbers in percent."""
 
     kind: str  # of target
-    promised: float  # target coverage
+    requested: float  # target coverage
     thresholds: tuple[float, ...]  # (S,) of probabilities, or the negative half width of each number's interval
     temperature: float  # of the probabilities
     fitted_on: str
@@ -76,14 +76,14 @@ def rank_of(coverage: float, count: int) -> int:
     return rank
 
 
-def fit_threshold(scores: Floats, coverage: float) -> float:
+def conformal_threshold(scores: Floats, coverage: float) -> float:
     """The threshold that guarantees the coverage, from the scores (n,) of the images that it is fitted on."""
     return float(np.sort(scores)[rank_of(coverage, len(scores)) - 1])
 
 
-def fit_thresholds(scores: Floats, coverage: float) -> Floats:
+def conformal_thresholds(scores: Floats, coverage: float) -> Floats:
     """The threshold (S,) of each score (n, S), from the images whose truth is known."""
-    return np.array([fit_threshold(column[~np.isnan(column)], coverage) for column in scores.T])
+    return np.array([conformal_threshold(column[~np.isnan(column)], coverage) for column in scores.T])
 
 
 def expected_coverage(coverage: float, count: int) -> Interval:
@@ -104,14 +104,14 @@ def conformal_sets(
     Raises:
         ConfigError: There are too few images for this coverage.
     """
-    thresholds = fit_thresholds(fit.scores, coverage)
+    thresholds = conformal_thresholds(fit.scores, coverage)
     images = measured or fit
     n = len(images.scores)
     parts = [(np.arange(n), thresholds)]
     if measured is None:
         tenth = np.random.default_rng(0).permutation(n) % TENTHS
         parts = [
-            (np.flatnonzero(tenth == part), fit_thresholds(fit.scores[tenth != part], coverage))
+            (np.flatnonzero(tenth == part), conformal_thresholds(fit.scores[tenth != part], coverage))
             for part in np.unique(tenth)
         ]
     covered, sizes = np.zeros(images.scores.shape, np.bool_), np.zeros(n, np.int64)
@@ -124,7 +124,7 @@ def conformal_sets(
     has_sizes = images.outputs is not None
     return ConformalSets(
         kind=kind,
-        promised=100 * coverage,
+        requested=100 * coverage,
         thresholds=tuple(thresholds.tolist()),
         temperature=t,
         fitted_on=fitted_on or f"all {count:,} images, measured in ten folds",
@@ -138,7 +138,7 @@ def conformal_sets(
     )
 
 
-def fit_sets(fit: Fitting, outputs: DatasetLogits, *, coverage: float, t: float) -> ConformalSets:
+def fit_sets(fit: CalibrationSplit, outputs: DatasetLogits, *, coverage: float, t: float) -> ConformalSets:
     """Sets of classes at temperature t: fitted on the split `val`, if there is one, else on all images."""
 
     def conformity(logits: DatasetLogits, rows: Rows) -> Conformity:

@@ -81,7 +81,7 @@ def glass_blur(x: Pixels, c: tuple[float, int, int], rng: np.random.Generator) -
     return gaussian_blur(levels.reshape(-1, 3)[order].reshape(x.shape), sigma)
 
 
-def move(x: Pixels, radius: int, sigma: float, angle: float) -> Pixels:
+def motion(x: Pixels, radius: int, sigma: float, angle: float) -> Pixels:
     """ImageMagick's motion blur: a half Gaussian along a line, sampled at whole pixels."""
     weights = np.exp(-(np.arange(2 * radius + 1) ** 2) / (2 * sigma**2))
     sine, cosine = math.sin(math.radians(angle)), math.cos(math.radians(angle))
@@ -94,7 +94,7 @@ def move(x: Pixels, radius: int, sigma: float, angle: float) -> Pixels:
 
 
 def motion_blur(x: Pixels, c: tuple[int, float], rng: np.random.Generator) -> Pixels:
-    return move(x, *c, rng.uniform(-45, 45))
+    return motion(x, *c, rng.uniform(-45, 45))
 
 
 def zoom(x: Pixels, factor: float) -> Pixels:
@@ -116,7 +116,7 @@ def snow(x: Pixels, c: tuple[float, ...], rng: np.random.Generator) -> Pixels:
     mean, spread, size, least, radius, sigma, keep = c
     flakes = zoom(rng.normal(mean, spread, (SIDE, SIDE, 1)), size)
     flakes = np.floor(np.where(flakes < least, 0, flakes).clip(0, 1) * 255) / 255
-    flakes = move(flakes, int(radius), sigma, rng.uniform(-135, -45))
+    flakes = motion(flakes, int(radius), sigma, rng.uniform(-135, -45))
     gray = (x @ [0.299, 0.587, 0.114])[..., None]
     whitened = keep * x + (1 - keep) * np.maximum(x, gray * 1.5 + 0.5)
     return whitened + flakes + np.rot90(flakes, 2)

@@ -26,8 +26,8 @@ from vitruvian.evaluation.calibration import (
     bin_numbers,
     calibration,
     calibration_error,
+    calibration_split,
     fit_rejection,
-    fitting,
 )
 from vitruvian.evaluation.conformal import ConformalSets, check_coverage, fit_sets, fit_target_sets
 from vitruvian.evaluation.corruptions import CorruptionResult, check_kinds, measure_corruptions
@@ -163,6 +163,31 @@ class Evaluation(EvaluatedImages):
         return ends if self.right_by_real is None else ends | {"real": accuracy_interval(self.right_by_real)}
 
     @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers that have an interval, in the order of display."""
+        measures, is_mapped = self.measures, self.space.is_mapped
+        among_all = {"top1_among_all_outputs": self.among_all, "top5_among_all_outputs": self.among_all_top5}
+        numbers = (among_all if is_mapped else {}) | {"top1": measures.top1}
+        if measures.is_top5_meaningful:
+            numbers["top5"] = measures.top5
+        numbers["mean_per_class"] = measures.mean_per_class
+        if self.real is not None:
+            numbers["real"] = self.real
+        if self.restricted and not is_mapped:
+            numbers["top1_among_all_outputs"] = self.among_all
+        return numbers | {"calibration_error": self.calibration.now.error}
+
+    @property
+    def summary(self) -> str:
+        """Images, classes and the way of evaluation in one line."""
+        space = self.space
+        line = f"{self.measures.count:,} images of {self.part}, {len(space.classes):,} classes"
+        line += f" matched with the model's outputs by {space.about}"
+        if self.restricted:
+            line += f"; restricted to {space.competing:,} of the model's {space.total:,} outputs"
+        return line + ("; averaged with the mirrored image" if self.classifier.flip else "")
+
+    @property
     def restricted(self) -> bool:
         """Whether the model has outputs that mean no class of the data."""
         return self.space.competing < self.space.total
@@ -228,7 +253,7 @@ class TargetEvaluation(EvaluatedImages):
         target = replace(self.measures, fitted=False).fit()
         if self.sets is None:
             return {"target": target}
-        share = self.sets.promised / 100
+        share = self.sets.requested / 100
         if target.margins:
             return {"target": target.replace(margins=tuple(-t for t in self.sets.thresholds), coverage=share)}
         return {"target": target, "coverage": share, "set_threshold": self.sets.threshold}
@@ -356,7 +381,7 @@ def evaluate(
                 f"the model was trained on {trained[1].get('training_images')} of these images; "
                 f"for its validation accuracy see {trained[0] / 'report.html'}"
             )
-    measures, fit = outputs.measures(meta.temperature), fitting(outputs, dev, seed=seed)
+    measures, fit = outputs.measures(meta.temperature), calibration_split(outputs, dev, seed=seed)
     calibrated = calibration(outputs, meta.temperature, fit)
     t = calibrated.temperature if calibrated.helps and calibrated.temperature else meta.temperature
     corrupted, rejection = None, None
@@ -485,7 +510,7 @@ def save_calibrated(evaluation: Evaluation | TargetEvaluation, folder: Path) -> 
         changes["temperature"] = fitted.temperature
     notes = [obstacle] if obstacle else []
     if evaluation.sets is not None:
-        changes |= {"coverage": evaluation.sets.promised / 100, "set_threshold": evaluation.sets.threshold}
+        changes |= {"coverage": evaluation.sets.requested / 100, "set_threshold": evaluation.sets.threshold}
     if changes and evaluation.restricted:
         obstacle = f"the temperature was fitted with {space.competing} of the model's {space.total} outputs"
         hint = "evaluate on all its classes"
@@ -499,7 +524,7 @@ def save_calibrated(evaluation: Evaluation | TargetEvaluation, folder: Path) -> 
 
 
 def save_with(model: Model, folder: Path, head: nn.Linear | None = None, **changes: Any) -> None:
-    """Save the model with changes to its metadata and perhaps another head; the model itself stays as it is."""
+    """Save the model with changes to its metadata and perhaps another head; the model itself is not changed."""
     before = model.meta, model.head
     try:
         model.meta, model.head = model.meta.replace(**changes), head or model.head

@@ -255,7 +255,7 @@ def ranks(logits: Tensor, labels: Tensor) -> Tensor:  # (B, K), (B,) -> (B,)
     return ((logits > label_logits) | ((logits == label_logits) & earlier)).sum(dim=1)
 
 
-def measure(
+def measure_classes(
     model: nn.Module,
     batches: Iterable[Batch],
     *,
@@ -312,13 +312,15 @@ def run_batches(
     run: Callable[[Batch], tuple[Item, tuple[Tensor, ...]]],
     *,
     all_ranks: bool,
+    forward: Callable[..., object] | None = None,
 ) -> list[Item]:
     """The results of `run` for every batch, with the model in eval mode.
 
-    `run` calls the model, and also returns its arguments for a single image. With `all_ranks`, the results are those of
-    all processes, and a process whose part of a batch is empty calls the model with these arguments again: a sharded
-    model needs all processes in every forward pass.
+    `run` calls `forward`, by default the model, and also returns its arguments for a single image. With `all_ranks`,
+    the results are those of all processes, and a process whose part of a batch is empty calls it with these arguments
+    again: a sharded model needs all processes in every forward pass.
     """
+    forward = forward or model
     results: list[Item] = []
     with eval_mode(model), torch.no_grad():  # inference_mode would make tensors that sharded models cannot train with
         single_image: tuple[Tensor, ...] | None = None
@@ -329,7 +331,7 @@ def run_batches(
             elif all_ranks:
                 if single_image is None:
                     raise DataError("fewer evaluation examples than processes")
-                model(*single_image)
+                forward(*single_image)
     if not all_ranks:
         return results
     gathered: list[list[Item]] = [[] for _ in range(dist.get_world_size())]

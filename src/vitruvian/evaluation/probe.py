@@ -106,7 +106,7 @@ def probe_sources(data: Dataset, group_by: str = "") -> tuple[list[Source], str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeTask:
+class ProbeInputs:
     """The inputs of every probe: features and labels of each split, and the settings that depend on the data."""
 
     train: Examples
@@ -161,44 +161,46 @@ class ProbeTask:
         )
 
 
-def fewshot(task: ProbeTask) -> Iterator[ProbeResult]:
-    options: Any = {"classes": task.classes, "kind": task.kind}
-    for count in task.shots:
+def fewshot(inputs: ProbeInputs) -> Iterator[ProbeResult]:
+    options: Any = {"classes": inputs.classes, "kind": inputs.kind}
+    for count in inputs.shots:
         runs = [
-            classifiers.fewshot_predictions(task.train, task.test[0], shots=count, seed=seed, **options)
+            classifiers.fewshot_predictions(inputs.train, inputs.test[0], shots=count, seed=seed, **options)
             for seed in classifiers.SEEDS
         ]
-        yield task.result("few-shot", f"{count}-shot", runs)
+        yield inputs.result("few-shot", f"{count}-shot", runs)
 
 
-def linear(task: ProbeTask) -> Iterator[ProbeResult]:
-    test = task.test[0]
-    if task.kind not in ("single", "multi"):
-        yield task.result("ridge", "leave-one-out", [classifiers.number_predictions(task.everything, test)])
+def linear(inputs: ProbeInputs) -> Iterator[ProbeResult]:
+    test = inputs.test[0]
+    if inputs.kind not in ("single", "multi"):
+        yield inputs.result("ridge", "leave-one-out", [classifiers.number_predictions(inputs.everything, test)])
         return
-    train, dev = hold_out_examples(task.train, classes=task.classes) if task.dev is None else (task.train, task.dev)
-    l2, tried = classifiers.choose_l2(train, dev, classes=task.classes)
-    classifier = classifiers.fit_linear(*task.everything, classes=task.classes, l2=l2)
-    if task.kind == "multi":
+    train, dev = (
+        hold_out_examples(inputs.train, classes=inputs.classes) if inputs.dev is None else (inputs.train, inputs.dev)
+    )
+    l2, tried = classifiers.choose_l2(train, dev, classes=inputs.classes)
+    classifier = classifiers.fit_linear(*inputs.everything, classes=inputs.classes, l2=l2)
+    if inputs.kind == "multi":
         runs = [classifier.logits(test).sigmoid().numpy()]
     else:
-        task.probabilities.append(classifier.logits(test).softmax(dim=1).numpy())
+        inputs.probabilities.append(classifier.logits(test).softmax(dim=1).numpy())
         runs = [classifier.predictions(test)]
-    yield task.result("linear", f"l2 {l2:.2g}", runs, {f"l2 {value:.2g}": top1 for value, top1 in tried.items()})
+    yield inputs.result("linear", f"l2 {l2:.2g}", runs, {f"l2 {value:.2g}": top1 for value, top1 in tried.items()})
 
 
-def neighbors(task: ProbeTask) -> Iterator[ProbeResult]:
-    known, test, count = task.everything, task.test[0], task.neighbors
+def neighbors(inputs: ProbeInputs) -> Iterator[ProbeResult]:
+    known, test, count = inputs.everything, inputs.test[0], inputs.neighbors
     tried: dict[int, float] = {}
-    if task.targets is not None:
+    if inputs.targets is not None:
         count = min(count or classifiers.TARGET_NEIGHBORS, len(known[0]))
         runs: list[NDArray[Any]] = [classifiers.neighbor_scores(known, test, count=count)]
     else:
         if count is None:
-            count, tried = classifiers.choose_neighbors(known, classes=task.classes)
-        runs = [classifiers.neighbor_predictions(known, test, classes=task.classes, counts=[count])[count]]
+            count, tried = classifiers.choose_neighbors(known, classes=inputs.classes)
+        runs = [classifiers.neighbor_predictions(known, test, classes=inputs.classes, counts=[count])[count]]
     accuracies = {f"{tried_count} nearest": top1 for tried_count, top1 in tried.items()}
-    yield task.result("neighbors", f"{count} nearest", runs, accuracies)
+    yield inputs.result("neighbors", f"{count} nearest", runs, accuracies)
 
 
 PROBES = {"fewshot": fewshot, "linear": linear, "neighbors": neighbors}
@@ -282,12 +284,12 @@ def probe_folds(everything: FeatureSet, out_of_fold: OutOfFold, settings: ProbeS
     for fold in np.unique(folds).tolist():
         rows = [np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)]
         parts = [replace(everything, values=everything.values[r], labels=everything.labels[r]) for r in rows]
-        task, report = probe_features(parts, settings, **facts)
+        inputs, report = probe_features(parts, settings, **facts)
         reports.append(report)
-        for name, predicted in task.predictions.items():
+        for name, predicted in inputs.predictions.items():
             right.setdefault(name, np.zeros(len(readable), np.bool_))[rows[1]] = predicted == parts[1].labels
-        if task.probabilities:
-            out_of_fold.add(readable[rows[1]], task.probabilities[0])
+        if inputs.probabilities:
+            out_of_fold.add(readable[rows[1]], inputs.probabilities[0])
     groups = None if out_of_fold.groups is None else np.unique(out_of_fold.groups[readable], return_inverse=True)[1]
     by_name: dict[str, list[ProbeResult]] = {}
     for result in (result for report in reports for result in report.results):
@@ -313,7 +315,7 @@ def probe_folds(everything: FeatureSet, out_of_fold: OutOfFold, settings: ProbeS
 
 def probe_features(
     features: Sequence[FeatureSet], settings: ProbeSettings, *, started: float, **facts: Any
-) -> tuple[ProbeTask, ProbeReport]:
+) -> tuple[ProbeInputs, ProbeReport]:
     """Run the probes on the features of `probe_sources`, whose computation began at `started`.
 
     `facts` has the other fields of the report: data, model and test_is.
@@ -327,7 +329,7 @@ def probe_features(
         labels = np.nonzero(rows == 1)[1] if is_multi else np.repeat(range(rows.shape[1]), len(rows))
     if "fewshot" in settings.only:  # of the readable images
         shots, note = classifiers.possible_shots(labels, train.classes, settings.shots)
-    task = ProbeTask(
+    inputs = ProbeInputs(
         train=train.examples,
         dev=dev[0].examples if dev else None,
         test=test.examples,
@@ -339,11 +341,11 @@ def probe_features(
     results = []
     for run in (run for name, run in PROBES.items() if name in settings.only):
         started = time.monotonic()
-        for result in run(task):
+        for result in run(inputs):
             results.append(replace(result, seconds=time.monotonic() - started))
             started = time.monotonic()
-    return task, ProbeReport(
-        classes=task.classes,
+    return inputs, ProbeReport(
+        classes=inputs.classes,
         train_images=len(train) + sum(map(len, dev)),
         test_images=len(test),
         results=tuple(results),
@@ -351,6 +353,6 @@ def probe_features(
         notes=(note,) if note else (),
         computed=sum(part.computed for part in features),
         feature_seconds=feature_seconds,
-        target=task.kind,
+        target=inputs.kind,
         **facts,
     )

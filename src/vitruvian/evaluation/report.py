@@ -36,22 +36,31 @@ from vitruvian.report.html import embed_image, percent_bar, render, short_name, 
 from vitruvian.targets import KINDS, LOWER_IS_BETTER
 from vitruvian.text import plural, printable
 
-NAMES = MEASURE_NAMES | {
-    "real": "ReaL accuracy",
-    "top1_among_all_outputs": "top-1 among all outputs",
-    "top5_among_all_outputs": "top-5 among all outputs",
-    "calibration_error": "calibration error",
-}
+NAMES = (
+    MEASURE_NAMES
+    | TARGET_NAMES
+    | {
+        "real": "ReaL accuracy",
+        "top1_among_all_outputs": "top-1 among all outputs",
+        "top5_among_all_outputs": "top-5 among all outputs",
+        "calibration_error": "calibration error",
+    }
+)
 """Display names of the numbers that have an interval."""
 
 
 def write_evaluation(evaluation: Evaluation | TargetEvaluation, folder: Path) -> Path:
     """Write evaluation.json and report.html into a new folder; returns the path of the page."""
     slice_titles, slices = slice_table(evaluation)
-    sections = target_facts if isinstance(evaluation, TargetEvaluation) else class_facts
+    if isinstance(evaluation, TargetEvaluation):
+        sections = target_sections(evaluation.measures, evaluation.source)
+        facts: dict[str, Any] = {"tile_values": target_tiles(evaluation.measures), "measures": sections}
+    else:
+        facts = class_facts(evaluation)
     page = render(
         "evaluation.html",
         title=f"{short_name(evaluation.model)} on {Path(evaluation.data).name}",
+        subtitle=evaluation.summary,
         unreadable_images=dict(evaluation.unreadable),
         excluded=evaluation.left_out,
         level=LEVEL,
@@ -61,18 +70,9 @@ def write_evaluation(evaluation: Evaluation | TargetEvaluation, folder: Path) ->
         slice_titles=slice_titles,
         slices=slices,
         worst=describe_worst(evaluation) if evaluation.slices else "",
-        **sections(evaluation),  # type: ignore[arg-type]
+        **facts,
     )
     return write_report(folder, name="evaluation.json", numbers=evaluation.to_json(), page=page)
-
-
-def target_facts(evaluation: TargetEvaluation) -> dict[str, Any]:
-    """Template variables of an evaluation of several labels or numbers."""
-    return {
-        "subtitle": evaluation.summary,
-        "tile_values": target_tiles(evaluation.measures),
-        "measures": target_sections(evaluation.measures, evaluation.source),
-    }
 
 
 def class_facts(evaluation: Evaluation) -> dict[str, Any]:
@@ -91,12 +91,11 @@ def class_facts(evaluation: Evaluation) -> dict[str, Any]:
     lines = [Line("perfectly calibrated", [(0.0, 0.0), (100.0, 100.0)])]
     lines += [Line(name, [(b.confidence, b.accuracy) for b in curve.bins]) for name, curve in curves.items() if curve]
     return {
-        "subtitle": evaluation_summary(evaluation),
         "tile_values": tiles,
         "bins": BINS,
         "accuracies": [
             (NAMES[name], value, "{:.2f} to {:.2f}".format(*evaluation.intervals[name]))
-            for name, value in interval_numbers(evaluation).items()
+            for name, value in evaluation.numbers.items()
         ],
         "reliability": Chart(title="Reliability: accuracy in %", lines=lines, x_label="probability in %", y_from=0.0),
         "calibration": [(name, s.temperature, s.error, s.loss) for name, s in stages if s is not None],
@@ -108,16 +107,6 @@ def class_facts(evaluation: Evaluation) -> dict[str, Any]:
         "corrupted": "" if corruptions is None else describe_corruptions(corruptions),
         "measures": measure_sections(evaluation.measures, evaluation.space.classes, evaluation.source),
     }
-
-
-def evaluation_summary(evaluation: Evaluation) -> str:
-    """Images, classes and the way of evaluation in one line."""
-    space, count = evaluation.space, evaluation.measures.count
-    line = f"{count:,} images of {evaluation.part}, {len(space.classes):,} classes"
-    line += f" matched with the model's outputs by {space.about}"
-    if evaluation.restricted:
-        line += f"; restricted to {space.competing:,} of the model's {space.total:,} outputs"
-    return line + ("; averaged with the mirrored image" if evaluation.classifier.flip else "")
 
 
 SET_TEXTS = {
@@ -137,7 +126,7 @@ def describe_sets(sets: ConformalSets) -> str:
         sizes = f"{sets.mean_size:.2f} {members} on average, {sets.single:.1f}% have one and {sets.empty:.1f}% none"
     chance = "{:.1f} to {:.1f}%".format(*sets.expected)
     return (
-        f"{name} for {sets.promised:g}%, fitted on {sets.fitted_on}: {measured} of {sets.count:,} images {guarantee}, "
+        f"{name} for {sets.requested:g}%, fitted on {sets.fitted_on}: {measured} of {sets.count:,} images {guarantee}, "
         f"{sizes}; expected coverage of new images, with this many images to fit on: {chance}"
     )
 
@@ -152,14 +141,9 @@ def describe_corruptions(result: CorruptionResult) -> str:
     return f"top-1 {result.mean:.2f}% ({low:.2f} to {high:.2f}) on {result.count:,} images, mean over {ways}"
 
 
-def slice_metric(evaluation: Evaluation | TargetEvaluation) -> str:
-    """The name of the metric of slices."""
-    return evaluation.measures.metrics[0] if isinstance(evaluation, TargetEvaluation) else "top1"
-
-
 def slice_table(evaluation: Evaluation | TargetEvaluation) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Headings, and name, images, metric and interval of each slice, the worst first."""
-    metric = slice_metric(evaluation)
+    metric = evaluation.measures.metric
     number = "{:.4g}" if metric in LOWER_IS_BETTER else "{:.2f}"
     return (
         evaluation.by,
@@ -174,27 +158,12 @@ def slice_table(evaluation: Evaluation | TargetEvaluation) -> tuple[tuple[str, .
 
 def describe_worst(evaluation: Evaluation | TargetEvaluation) -> str:
     """The worst slice compared with all images, in one line."""
-    metric, worst = slice_metric(evaluation), evaluation.slices[0]
+    metric, worst = evaluation.measures.metric, evaluation.slices[0]
     total = evaluation.measures.scalars()[metric]
     low, high = worst.interval
     certain = ", which may be chance: its interval contains that" if low <= total <= high else ""
     where, text = f"{evaluation.by} {printable(worst.name) or '(empty)'}", METRIC_TEXTS[metric].format
     return f"worst: {where}, {text(worst.value)} on {worst.count:,} images; all images {text(total)}{certain}"
-
-
-def interval_numbers(evaluation: Evaluation) -> dict[str, float]:
-    """The numbers that have an interval, in the order of display."""
-    measures = evaluation.measures
-    among_all = {"top1_among_all_outputs": evaluation.among_all, "top5_among_all_outputs": evaluation.among_all_top5}
-    numbers = (among_all if evaluation.space.is_mapped else {}) | {"top1": measures.top1}
-    if measures.is_top5_meaningful:
-        numbers["top5"] = measures.top5
-    numbers["mean_per_class"] = measures.mean_per_class
-    if evaluation.real is not None:
-        numbers["real"] = evaluation.real
-    if evaluation.restricted and not evaluation.space.is_mapped:
-        numbers["top1_among_all_outputs"] = evaluation.among_all
-    return numbers | {"calibration_error": evaluation.calibration.now.error}
 
 
 def write_probe(report: ProbeReport, folder: Path) -> Path:
@@ -221,21 +190,17 @@ def write_probe(report: ProbeReport, folder: Path) -> Path:
 
 
 def probe_table(report: ProbeReport) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Headings, and a row for each probe."""
-    if report.target == "single":
-        return ["probe", "setting", ">top-1 %", ">standard deviation", ">mean per class %"], [
-            (
-                r.probe,
-                r.setting,
-                f"{r.top1:.2f}",
-                f"{r.deviation:.2f}" if len(r.runs) > 1 else "–",
-                f"{r.mean_per_class:.2f}",
-            )
-            for r in report.results
-        ]
-    names = KINDS[report.target].metrics
-    headings = ["probe", "setting", *(f">{TARGET_NAMES[name]}" for name in names)]
-    return headings, [(r.probe, r.setting, *(f"{r.metrics[name]:.4g}" for name in names)) for r in report.results]
+    """Headings, and a row for each probe; the standard deviation is that of the seeds."""
+    rows: list[tuple[str, ...]] = []
+    if report.target != "single":
+        names = KINDS[report.target].metrics
+        rows = [(r.probe, r.setting, *(f"{r.metrics[name]:.4g}" for name in names)) for r in report.results]
+        return ["probe", "setting", *(f">{TARGET_NAMES[name]}" for name in names)], rows
+    for r in report.results:
+        spread = [f"± {r.deviation:.2f}"] * (len(r.runs) > 1)
+        spread += ["95% interval {:.2f} to {:.2f}".format(*r.interval)] if r.interval else []
+        rows.append((r.probe, r.setting, f"{r.top1:.2f}", ", ".join(spread), f"{r.mean_per_class:.2f}"))
+    return ["probe", "setting", ">top-1 %", "", ">mean per class %"], rows
 
 
 def probe_summary(report: ProbeReport) -> str:

@@ -73,7 +73,7 @@ class TargetMeasures(ImageMeasures):
     def fit(self) -> Target:
         """The target with thresholds or margins fitted to these images."""
 
-    def crossed(self, fit: Callable[[Floats, Floats], Floats]) -> Floats:
+    def cross_fit(self, fit: Callable[[Floats, Floats], Floats]) -> Floats:
         """Cross-fitting in two halves: for each image (n, K), the value (K,) that `fit` returns for the other half."""
         half = np.arange(self.count) % 2 == 0
         result = np.empty((self.count, len(self.names)))
@@ -111,19 +111,19 @@ class SortedScores:
         return 100 * float((np.diff(hits, prepend=0) * hits / np.maximum(seen, 1e-12)).sum() / hits[-1])
 
 
-def fit_thresholds(scores: Floats, targets: Floats) -> Floats:
+def f1_thresholds(scores: Floats, targets: Floats) -> Floats:
     """The threshold (K,) of each label with the largest F1; that of all labels together for rare labels."""
-    common = best_threshold(scores.ravel(), targets.ravel())
+    common = f1_threshold(scores.ravel(), targets.ravel())
     positives = (targets == 1).sum(axis=0)
     return np.array(
         [
-            best_threshold(scores[:, k], targets[:, k]) if positives[k] >= FEW_POSITIVES else common
+            f1_threshold(scores[:, k], targets[:, k]) if positives[k] >= FEW_POSITIVES else common
             for k in range(targets.shape[1])
         ]
     )
 
 
-def best_threshold(scores: Floats, truth: Floats) -> float:
+def f1_threshold(scores: Floats, truth: Floats) -> float:
     """The threshold with the largest F1, in the middle between two scores; 0.5 without a positive image."""
     ordered = SortedScores(scores, truth)
     if not len(ordered.last) or not ordered.truth.any():
@@ -155,7 +155,7 @@ class LabelMeasures(TargetMeasures):
         """(n, K) whether each label is predicted."""
         if self.fitted:
             return self.scores >= np.array(self.target.thresholds or (0.5,))
-        return self.scores >= self.crossed(fit_thresholds)
+        return self.scores >= self.cross_fit(f1_thresholds)
 
     @cached_property
     def covered(self) -> Floats:
@@ -198,7 +198,7 @@ class LabelMeasures(TargetMeasures):
     def fit(self) -> Target:
         if self.fitted:
             return self.target
-        fitted = fit_thresholds(self.scores, self.targets).clip(0, 1)
+        fitted = f1_thresholds(self.scores, self.targets).clip(0, 1)
         return self.target.replace(thresholds=tuple(np.round(fitted, 6).tolist()))
 
 
@@ -242,7 +242,7 @@ class NumberMeasures(TargetMeasures):
     def covered(self) -> float:
         """Percent of the known values inside their intervals."""
         fit = partial(fit_margins, coverage=self.target.coverage)
-        margins = np.array(self.target.margins or (np.nan,)) if self.fitted else self.crossed(fit)
+        margins = np.array(self.target.margins or (np.nan,)) if self.fitted else self.cross_fit(fit)
         inside = np.abs(self.scores - self.targets) <= margins
         return 100 * float(inside[self.known].mean())
 

@@ -210,11 +210,11 @@ def probe_weights(data: Dataset, encoder: Encoder, speed: float, *, share: float
 
 
 def cheap_options(probed: ProbedWeights, test: Source, total: int) -> Iterator[Option]:
-    """The model as it is, or zero-shot with words, if it knows all classes; then few-shot and linear probes."""
+    """The unchanged model, or zero-shot with words, if it knows all classes; then few-shot and linear probes."""
     model, config, basis = probed.encoder.name, probed.encoder.torch_model.config, f"{len(test):,} held-out images"
     with suppress(VitruvianError):  # it has no head, or other classes
         evaluation = evaluate_classes(Dataset(name=test.name, splits={"test": test}), probed.encoder)
-        name, words = "as it is" if config.num_classes else "zero-shot", ["evaluate", "--model", model]
+        name, words = "unchanged" if config.num_classes else "zero-shot", ["evaluate", "--model", model]
         if not evaluation.left_out:
             yield probed.option(name, words, evaluation.measures.top1, 0.0, basis)
     for result in probed.report.results[-2:]:

@@ -17,7 +17,7 @@ from vitruvian.data.doctor.doctor_report import thumbnail_of
 from vitruvian.data.sources import Source
 from vitruvian.errors import ConfigError, DataError, argument
 from vitruvian.evaluation.evaluate import Evaluation, evaluate_classes
-from vitruvian.evaluation.metrics import LEVEL, Interval, Z, accuracy_interval
+from vitruvian.evaluation.metrics import LEVEL, Interval, Z
 from vitruvian.evaluation.report import with_interval
 from vitruvian.inference import Encoder
 from vitruvian.model.build import Model
@@ -119,17 +119,12 @@ def compare(
     if any(evaluation.space.labels.tolist() != first.space.labels.tolist() for evaluation in evaluations):
         raise DataError("the models know different classes of the data", where=first.data)
     indices: NDArray[np.int64] = reduce(np.intersect1d, [evaluation.measures.indices for evaluation in evaluations])
-    rows = [np.isin(evaluation.measures.indices, indices) for evaluation in evaluations]
-    predictions = np.stack([e.measures.predictions[chosen] for e, chosen in zip(evaluations, rows)])  # (M, n)
-    labels = first.measures.labels[rows[0]]
-    right = predictions == labels
-    classes, counts = first.space.classes, np.bincount(labels, minlength=len(first.space.classes))
-    hits = np.stack([np.bincount(labels[row], minlength=len(classes)) for row in right])
-    by_class = [
-        (name, int(count), tuple((100 * hits[:, k] / count).tolist()))
-        for k, (name, count) in enumerate(zip(classes, counts))
-        if count
-    ]
+    measures = [e.measures.part(np.flatnonzero(np.isin(e.measures.indices, indices))) for e in evaluations]
+    predictions = np.stack([part.predictions for part in measures])  # (M, n)
+    right = np.stack([part.right for part in measures])
+    classes, labels, counts = first.space.classes, measures[0].labels, measures[0].class_counts.tolist()
+    accuracies = zip(*(part.class_accuracy.tolist() for part in measures))  # of each class, M values
+    by_class = [row for row in zip(classes, counts, accuracies) if row[1]]
     differing = np.flatnonzero((predictions != predictions[0]).any(axis=0))
     # first the images on which the models differ in being right
     order = sorted(differing.tolist(), key=lambda i: bool(right[:, i].all() or not right[:, i].any()))
@@ -138,8 +133,8 @@ def compare(
         images_are=images_are or first.part,
         count=len(indices),
         models=names,
-        top1=tuple((100 * right.mean(axis=1)).tolist()),
-        intervals=tuple(accuracy_interval(row) for row in right),
+        top1=tuple(part.top1 for part in measures),
+        intervals=tuple(part.intervals()["top1"] for part in measures),
         pairs=tuple(paired_difference(name, right[0], row) for name, row in zip(names[1:], right[1:])),
         classes=tuple(sorted(by_class, key=lambda row: min(row[2]) - max(row[2]))),
         images=tuple(

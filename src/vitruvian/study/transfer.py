@@ -3,11 +3,12 @@
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from vitruvian.data.formats import open_dataset
@@ -20,7 +21,6 @@ from vitruvian.study.paper import paper_rows
 from vitruvian.tasks import SEEDS, Task, get_task, vtab_tasks
 from vitruvian.training.distributed import process_group
 from vitruvian.training.finetune import finetune, format_mean, protocol_for
-from vitruvian.training.journal import Listener
 from vitruvian.weights.load import locate
 
 TABLE5_TASKS = ("cifar10", "cifar100", "imagenet", "imagenet-real", "flowers102", "pets")
@@ -29,26 +29,11 @@ SINGLE_TASKS = ("imagenet", "imagenet-real", "cifar10", "cifar100", "pets", "flo
 TABLE2_TASKS = (*SINGLE_TASKS, *(task.name for task in vtab_tasks()))
 """Those of Table 2; VTAB is the mean of its 19 tasks."""
 TABLE2_RECIPES = {"imagenet": "finetune-paper-table2"}  # at 512 pixels, with averaged weights
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setup:
-    """How each cell is fine-tuned."""
-
-    recipe: str | None = None  # replaces the task's recipe
-    recipes: Mapping[str, str] = field(default_factory=dict)  # replace those of some tasks, by their names
-    settings: tuple[str, ...] = ()
-    quick: bool = False  # one learning rate and one seed
-    seeds: int = SEEDS
-
-    @property
-    def differs(self) -> str:
-        """What differs from the paper's fine-tuning."""
-        parts = ["the weights are those of --models"]
-        parts += ["one learning rate and one seed (--quick)"] if self.quick else []
-        parts += [f"{self.seeds} seeds"] if not self.quick and self.seeds != SEEDS else []
-        parts += [f"the recipe {self.recipe}"] if self.recipe else []
-        return ", ".join([*parts, *self.settings])
+TABLES: dict[str, tuple[Sequence[str], Mapping[str, str], Sequence[str]]] = {
+    "table2": (TABLE2_TASKS, TABLE2_RECIPES, ("table2",)),
+    "table5": (TABLE5_TASKS, {}, ("table5", "table2")),
+}
+"""Default tasks, recipes that replace those of tasks, and the paper's tables to compare with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,8 +76,11 @@ def transfer(
     tasks: Sequence[Task],
     out: Path,
     *,
-    setup: Setup,
-    listeners: Sequence[Listener] = (),
+    recipe: str | None = None,
+    recipes: Mapping[str, str] = MappingProxyType({}),
+    settings: Sequence[str] = (),
+    quick: bool = False,
+    seeds: int = SEEDS,
     report: Callable[[str], None] = print_status,
 ) -> list[TransferCell]:
     """Fine-tune every model on every task, each in its own subfolder of `out`; finished cells are not repeated.
@@ -100,6 +88,17 @@ def transfer(
     ImageNet-ReaL has no training images: its cell evaluates the runs of `imagenet`, which are trained if they are not
     yet. A cell whose data is missing or whose training fails has the reason, and the others continue. Under torchrun
     all processes call this and share each run.
+
+    Args:
+        models: Files, directories or published names of weights.
+        tasks: Tasks to fine-tune on.
+        out: Folder of the study.
+        recipe: Replaces the recipe of each task.
+        recipes: Replace the recipes of some tasks, by their names.
+        settings: Changes to all recipes, such as "steps=500".
+        quick: One learning rate and one seed.
+        seeds: Number of runs to average.
+        report: Receives a line per cell and per trial.
 
     Raises:
         CheckpointError: weights cannot be found or read.
@@ -119,14 +118,13 @@ def transfer(
                 protocol = protocol_for(
                     trained_on.name,
                     model,
-                    recipe=setup.recipe or setup.recipes.get(trained_on.name),
-                    settings=setup.settings,
+                    recipe=recipe or recipes.get(trained_on.name),
+                    settings=settings,
                     task=trained_on,
-                    seeds=setup.seeds,
+                    seeds=seeds,
                 )
                 folder = out / f"{folder_name(model)}-{trained_on.name}"
-                protocol = protocol.quick() if setup.quick else protocol
-                sweep = finetune(protocol, folder, listeners=listeners, report=report)
+                sweep = finetune(protocol.quick() if quick else protocol, folder, report=report)
                 values, metric = sweep.values(), sweep.metric
                 if task.metric == "real":
                     done = [trial.folder for trial in sweep.test if trial.state == "done"]

@@ -3,7 +3,7 @@
 `train` start or resume a run, add classes to its model · `loop` its steps, evaluations and checkpoints · `recipe` its
 settings · `splits` its images · `initial_model` where it starts · `objective` `masked` what it optimizes · `optimizer`
 also schedules and averaged weights · `distributed` its processes · `run_folder` `journal` `checkpoint` `run_report`
-what it writes · `planning` its recipe and cost · `finetune` series of runs · `share` trackers and the Hub
+what it writes · `planning` its recipe and cost · `finetune` series of runs · `integrations` trackers and the Hub
 """
 
 from vitruvian.errors import Interrupted

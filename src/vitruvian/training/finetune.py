@@ -7,8 +7,9 @@ an earlier call was interrupted.
 
 import itertools
 import json
+import shutil
 import statistics
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +28,7 @@ from vitruvian.evaluation.evaluate import evaluate_classes
 from vitruvian.evaluation.metrics import MEASURE_NAMES, TARGET_NAMES, probabilities
 from vitruvian.evaluation.out_of_fold import PREDICTIONS_FILE, FoldResult, OutOfFold
 from vitruvian.evaluation.target_metrics import TargetMeasures
-from vitruvian.files import read_json, read_object, write_json, write_text
+from vitruvian.files import read_json, write_json, write_text
 from vitruvian.model.build import Model, empty
 from vitruvian.model.lora import plain_state
 from vitruvian.progress import print_notes, print_status
@@ -37,30 +38,14 @@ from vitruvian.targets import KINDS, LOWER_IS_BETTER
 from vitruvian.tasks import SEEDS, Metric, Task, task_of_data
 from vitruvian.text import format_duration, plural
 from vitruvian.training.distributed import Processes, process_group
-from vitruvian.training.initial_model import model_for, target_of, without_shape
+from vitruvian.training.initial_model import model_for, target_of
 from vitruvian.training.journal import Listener, ProgressListener
 from vitruvian.training.loop import Diverged
 from vitruvian.training.objective import Labels, TargetRows, ValidationMetrics
-from vitruvian.training.planning import apply_hyperrule, fit_minutes
-from vitruvian.training.recipe import (
-    DESCRIPTION,
-    HARMLESS,
-    Recipe,
-    RecipeChanges,
-    change_recipe,
-    parse_changes,
-    read_recipe,
-)
-from vitruvian.training.run_folder import (
-    FAILED_FILE,
-    Run,
-    RunState,
-    absolute_data,
-    absolute_path,
-    lock_folder,
-    series_folder,
-)
-from vitruvian.training.splits import NO_TRANSFORMS, DataRef, continue_from, fold_of, split_data, validation_loader
+from vitruvian.training.planning import fit_minutes, prepare_recipe
+from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe, RecipeChanges, parse_changes, read_recipe
+from vitruvian.training.run_folder import FAILED_FILE, Run, RunState, lock_folder, series_folder
+from vitruvian.training.splits import NO_TRANSFORMS, DataRef, fold_of, split_data, validation_loader
 from vitruvian.training.train import check_start, resume, train
 from vitruvian.weights.load import SOUP_FOLDER, SWEEP_FILE, assemble, load
 from vitruvian.weights.save import save
@@ -72,8 +57,6 @@ SHARED = {"lr", "lrs", "validation"} | DESCRIPTION | HARMLESS
 """Settings in which two sweeps may differ and still share their trials."""
 NUMBERS = ("loss", "count", "seconds", *dict.fromkeys(name for row in KINDS.values() for name in row.metrics))
 """The numbers of a trial's result, of which each kind of target has some."""
-UNSET = {"image_size", "epochs", "steps", "eval_batch_size", "max_train_samples"}
-"""Settings for which 0 means that they are not set."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,10 +143,6 @@ class Protocol:
             report(f"note: {note}, for each of {trials} trials")
         return replace(self, recipe=recipe.replace(validation=self.recipe.validation))
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return fixed_settings(self.data, self.recipe)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Soup(Record):
@@ -173,7 +152,7 @@ class Soup(Record):
     metric: str
     dev: float  # of the average, on the dev split
     single: float  # of the best seed alone
-    kept: bool
+    kept: bool  # whether the average is the model of the sweep
     measures: dict[str, float]  # of the kept average of the seeds of the result, on the test split
 
     def __str__(self) -> str:
@@ -240,7 +219,7 @@ class Sweep:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "settings": self.protocol.settings,
+            "settings": fixed_settings(self.protocol.data, self.protocol.recipe),
             "data": self.protocol.data,
             "weights": self.protocol.recipe.weights,
             "metric": self.protocol.metric,
@@ -305,23 +284,19 @@ def protocol_for(
             "fine-tuning needs labels, and this recipe trains without them (objective='masked')",
             hint="pre-train with `vit train`, then fine-tune from its run with another recipe",
         )
-    chosen = chosen.replace(weights=absolute_path(weights), architecture=without_shape(chosen))
     if task is not None:
         chosen = chosen.replace(preprocess={**task.preprocess, **chosen.preprocess})
-    if chosen.bit_hyperrule:
-        chosen = apply_hyperrule(change_recipe(chosen, settings), DataRef(data).dataset.train)
-    keys = parse_changes(settings).keys()
-    if keys & {"steps", "epochs"} and chosen.steps and chosen.warmup >= 1:
+    changes, ref = parse_changes(settings), DataRef(data)
+    if changes.keys() & {"steps", "epochs"} and chosen.steps and chosen.warmup >= 1:
         chosen = chosen.replace(warmup=chosen.warmup / chosen.steps)  # the same fraction of a run of another length
-    chosen = change_recipe(chosen, settings)
-    if "lr" in keys:
+    chosen, notes = prepare_recipe(ref, chosen, weights=weights, settings=changes)
+    if "lr" in changes:
         if lrs:
             raise ConfigError(f"give {argument('lr', chosen.lr, 'g')} or {argument('lrs')} to select from, not both")
         lrs = (chosen.lr,)
-    chosen, notes = continue_from(chosen, absolute_data(data), keys)
     print_notes(notes)
     return Protocol(
-        data=absolute_data(data),
+        data=ref.name,
         recipe=chosen,
         lrs=tuple(dict.fromkeys(lrs or chosen.lrs or (chosen.lr,))),
         seeds=seeds,
@@ -357,9 +332,9 @@ def finetune(
     """
     recipe = protocol.recipe
     with process_group(recipe.device) as processes, ExitStack() as stack:  # once for all trials
-        data, same = DataRef(protocol.data), partial(differences, SWEEP_FILE, protocol.settings)
-        name = f"{Path(protocol.data.rstrip('/*')).stem or 'data'}-finetune"
-        folder = Path(processes.on_main(lambda: str(series_folder(name, out, SWEEP_FILE, "sweep", same))))
+        data, fixed = DataRef(protocol.data), fixed_settings(protocol.data, recipe)
+        name = f"{data.short_name}-finetune"
+        folder = Path(processes.on_main(lambda: str(series_folder(name, out, SWEEP_FILE, "sweep", fixed))))
         if not (folder / SWEEP_FILE).is_file():
             check_protocol(protocol, data, processes, report)
         processes.on_main(lambda: stack.enter_context(lock_folder(folder)))
@@ -436,22 +411,6 @@ def fixed_settings(data: str, recipe: Recipe, **more: Any) -> dict[str, Any]:
     return fixed
 
 
-def differences(file: str, now: Mapping[str, Any], folder: Path) -> list[str]:
-    """The fixed settings in which the series in `folder` differs from `now`; empty if its runs can be reused."""
-    return list(list_changes(read_object(folder / file, raises=TrainingError).get("settings", {}), now))
-
-
-def list_changes(before: Any, now: Any, name: str = "") -> Iterator[str]:
-    """The values in which two JSON objects differ, by their full names."""
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for key in dict.fromkeys([*now, *before]):
-            yield from list_changes(before.get(key), now.get(key), f"{name}.{key}" if name else key)
-    elif before != now and not before and name in UNSET:
-        yield f"no {name}, not {name}={now}"
-    elif before != now:
-        yield f"{name}={before}, not {now or 'unset' if name in UNSET else now}"
-
-
 STATE_NOTES = {"done": " (already done)", "failed": " (diverged earlier)", "begun": " (resuming)", "waiting": ""}
 
 
@@ -488,7 +447,7 @@ def train_series(
             if processes.is_main:
                 write_json(folder / FAILED_FILE, str(error))
         if processes.is_main:
-            Run(folder).remove_checkpoints()
+            shutil.rmtree(Run(folder).checkpoints, ignore_errors=True)
             record()
 
 
@@ -548,14 +507,14 @@ def make_soup(
     sign = -1 if metric in LOWER_IS_BETTER else 1
     values, single = {}, max(sign * Run(folder).result(metric)[metric] for folder in dev)
     for share in SHARES if len(dev) > 1 else SHARES[1:]:
-        values[share] = sign * measure(average_weights(dev, share), Run(dev[0]), data, processes).scalars()[metric]
+        values[share] = sign * validate(average_weights(dev, share), Run(dev[0]), data, processes).scalars()[metric]
     share = max(values, key=values.__getitem__)
     name = f"average of {plural(len(test), 'seed')}"
     name += f" and {1 - share:.0%} of the starting weights" if share < 1 else ""
     measures, kept = dict[str, float](), values[share] > single
     if kept:
         model = average_weights(test, share)
-        metrics = measure(model, Run(test[0]), data, processes)
+        metrics = validate(model, Run(test[0]), data, processes)
         if isinstance(metrics, TargetMeasures):
             model.meta = model.meta.replace(target=metrics.fit())
         model.meta, measures = model.meta.replace(origin=f"{name}; {model.meta.origin}"), metrics.scalars()
@@ -577,7 +536,7 @@ def average_weights(folders: Sequence[Path], share: float) -> Model:
     return assemble(empty(config), state, meta)
 
 
-def measure(model: Model, run: Run, data: DataRef, processes: Processes) -> ValidationMetrics:
+def validate(model: Model, run: Run, data: DataRef, processes: Processes) -> ValidationMetrics:
     """The metrics of a model on the validation images of a run."""
     splits, recipe, model = split_data(data, run.recipe), run.recipe, model.to(processes.device)
     objective = Labels(recipe, model, processes)
@@ -645,8 +604,7 @@ def cross_validate(
     fixed = fixed_settings(ref.name, recipe, folds=folds, lrs=lrs)
 
     def prepare() -> str:
-        same = partial(differences, FOLDS_FILE, fixed)
-        folder = series_folder(f"{ref.short_name}-folds", out, FOLDS_FILE, "cross-validation", same)
+        folder = series_folder(f"{ref.short_name}-folds", out, FOLDS_FILE, "cross-validation", fixed)
         if not (folder / FOLDS_FILE).is_file():
             write_json(folder / FOLDS_FILE, {"settings": fixed})
         return str(folder)

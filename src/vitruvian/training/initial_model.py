@@ -7,6 +7,7 @@ images that it holds out, so nothing is selected on the images it was fitted to.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,27 +28,27 @@ from vitruvian.config import (
 from vitruvian.data.augment import Augment
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.loader import Loader
-from vitruvian.data.sources import Concat, Source
+from vitruvian.data.sources import Concat, Source, take
 from vitruvian.data.transform import as_transform
 from vitruvian.errors import ConfigError, DataError, UnknownNameError, argument
 from vitruvian.evaluation import probe_classifiers as classifiers
-from vitruvian.evaluation.features import FeatureSet, compute_features, open_store
+from vitruvian.evaluation.features import HEADS, FeatureSet, compute_features, open_store
 from vitruvian.evaluation.probe import probe_sources
 from vitruvian.inference import Encoder
-from vitruvian.model.build import Model, build
-from vitruvian.model.lora import add_lora
+from vitruvian.model.build import Model, build, empty
+from vitruvian.model.lora import add_lora, plain_state
 from vitruvian.model.resnet import ConvStem, whitening_kernels
 from vitruvian.model.vit import ViT
-from vitruvian.progress import print_status
+from vitruvian.progress import no_tracking, print_status, track
 from vitruvian.settings import Size
 from vitruvian.targets import KINDS, SINGLE, Target
 from vitruvian.training.distributed import Processes
 from vitruvian.training.masked import MaskedViT
 from vitruvian.training.optimizer import freeze
 from vitruvian.training.recipe import Recipe
-from vitruvian.training.splits import shared_features, subsample
+from vitruvian.training.splits import subsample
 from vitruvian.weights.checkpoint_files import Description
-from vitruvian.weights.load import Changes, check_finite, locate, open_model, published_name, with_config
+from vitruvian.weights.load import Changes, assemble, check_finite, locate, open_model, published_name, with_config
 from vitruvian.weights.parse import LoadHints
 
 # N images, D features, K classes
@@ -240,7 +241,7 @@ def fit_head(
     images = subsample(source, HEAD_IMAGES)
     report(f"fitting the head to {len(images):,} images")
     try:
-        feature_set = shared_features(encoder, images, processes, label="fitting the head")
+        feature_set = shared_features(encoder, images, processes)
     finally:
         model.train(was_training)
     if model.meta.score_function == "identity":
@@ -251,6 +252,19 @@ def fit_head(
         head = fit_logistic(feature_set)
     set_head(model, head, head_bias(recipe, len(source.classes)))
     return head
+
+
+def shared_features(encoder: Encoder, source: Source, processes: Processes) -> FeatureSet:
+    """The features of all images. Each process computes a part and reads the others from the feature store.
+
+    Machines that do not share a cache folder compute all of them.
+    """
+    follow = partial(track, label="fitting the head") if processes.is_main else no_tracking
+    if processes.is_distributed:
+        part = take(source, np.arange(processes.rank, len(source), processes.world_size), source.name)
+        compute_features(encoder, part, open_store(encoder), track=follow)
+        processes.barrier()
+    return compute_features(encoder, source, open_store(encoder), track=follow)
 
 
 @torch.no_grad()
@@ -264,6 +278,18 @@ def set_head(model: Model, head: Head, added: float = 0.0) -> None:
     weight, bias = head
     model.head.weight.copy_(heads * weight.T)
     model.head.bias.copy_(heads * bias + added)
+
+
+def with_head(model: Model, head: Head, classes: Sequence[str], origin: str) -> Model:
+    """A copy of a model in evaluation mode with this head, which reads the same features, for these classes."""
+    config = model.config.replace(num_classes=len(classes))
+    state = {name: tensor.cpu() for name, tensor in plain_state(model).items() if not name.startswith(HEADS)}
+    for prefix in HEADS if isinstance(config, ViTConfig) and config.distillation else HEADS[:1]:
+        state |= {f"{prefix}weight": torch.zeros(len(classes), config.feature_width)}
+        state |= {f"{prefix}bias": torch.zeros(len(classes))}
+    copy = assemble(empty(config), state, model.meta.for_new_head(tuple(classes)).replace(origin=origin))
+    set_head(copy, head)
+    return copy
 
 
 def fit_logistic(features: FeatureSet) -> Head:
@@ -294,14 +320,10 @@ def probe_model(
     features = compute_features(encoder, source, open_store(encoder), batch_size=batch_size)
     if features.targets is not None:
         raise DataError("only a probe of one class per image can be saved", where=source.name)
-    changes = Changes(image_size=encoder.torch_model.config.image_size, num_classes=len(source.classes), head="new")
-    model, _ = open_model(locate(encoder.name), LoadHints(name=published_name(encoder.name)), changes, source.classes)
     name, head, classes = "linear", fit_logistic(features), len(source.classes)
     if shots:
         orders = classifiers.shuffle_classes(features.labels, classes=classes, seed=classifiers.SEEDS[0])
         few = [part[np.concatenate([order[:shots] for order in orders])] for part in features.examples]
         name, head = "few-shot", head_of_probe(classifiers.fit_fewshot(*few, classes=classes))
-    set_head(model, head)
     origin = f"{name} probe of {encoder.name} on {source.name}, {len(features):,} images; not fitted to {test_is}"
-    model.meta = model.meta.for_new_head(tuple(source.classes)).replace(origin=origin)
-    return model.eval()
+    return with_head(encoder.torch_model, head, source.classes, origin)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -109,18 +109,13 @@ class TensorBoard(Listener):
     `tensorboard` nothing is written, which is reported once.
     """
 
-    def __init__(self, report: Callable[[str], None] = print_once) -> None:
-        self.report = report
-        self._reported = False
-        self._writer: Any = None
+    _writer: Any = None
 
     def started(self, *, folder: Path, steps: int, done: int) -> None:
         try:
             require("tensorboard", "train")
         except MissingExtraError as error:
-            if not self._reported:
-                self.report(f"no TensorBoard events are written; {error}")
-            self._reported = True
+            print_once(f"no TensorBoard events are written; {error}")
             return
         from torch.utils.tensorboard import SummaryWriter
 

@@ -30,13 +30,12 @@ from vitruvian.data.loader import Batch, Loader
 from vitruvian.data.order import generator_for, hash_words
 from vitruvian.data.sources import Source, take
 from vitruvian.data.transform import Transform
-from vitruvian.errors import DataError, Interrupted, NotFiniteError, TrainingError
-from vitruvian.evaluation.metrics import autocast
+from vitruvian.errors import Interrupted, NotFiniteError, TrainingError
+from vitruvian.evaluation.metrics import autocast, run_batches
 from vitruvian.evaluation.probe_classifiers import SEEDS, fit_fewshot, shuffle_classes
 from vitruvian.evaluation.target_metrics import TargetMeasures
 from vitruvian.files import write_json
 from vitruvian.machine import choose_precision, tune_allocator
-from vitruvian.model.batching import eval_mode
 from vitruvian.model.build import Model, empty
 from vitruvian.model.lora import merge_state
 from vitruvian.progress import print_status
@@ -100,7 +99,7 @@ class Trainer:
         elif splits.train.targets is not None:
             self.objective = objective.TargetRows(recipe, model, splits.train, processes)
         elif recipe.teacher:
-            self.objective = objective.Distilled(recipe, model, splits.train, processes)
+            self.objective = objective.Distilled(recipe, model, processes)
         else:
             self.objective = objective.Labels(recipe, model, processes)
         self.schedule = optim.Schedule(recipe, self.batches.total)
@@ -140,7 +139,7 @@ class Trainer:
                     repeats=recipe.aug_repeats,
                 )
             weights = objective.image_weights(targets, weights, self.class_weights)
-            teacher = self.objective.teacher_outputs(batch, pixels)
+            teacher = self.objective.teacher_logits(pixels)
 
             B = len(pixels)
             sums = torch.zeros(3, device=device)
@@ -642,8 +641,7 @@ class FewShot:
         """The accuracy in percent, averaged over the seeds, as `fewshot`; empty without images to measure it on."""
         if not self.loaders:
             return {}
-        with eval_mode(model):
-            (x, y), (test, truth) = (self.features(model, loader, batches(loader)) for loader in self.loaders)
+        (x, y), (test, truth) = (self.features(model, loader, batches(loader)) for loader in self.loaders)
         is_read = truth >= 0
         accuracies = []
         for draw in (draw[y[draw] >= 0] for draw in self.draws):
@@ -655,20 +653,18 @@ class FewShot:
         self, model: Model, loader: Loader, batches: Iterator[Batch]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Features (n, F) and labels (n,) of all images, from all processes; an unreadable image has the label -1."""
-        parts: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]] = []
-        pixels = torch.empty(0)
-        with torch.no_grad():
-            for batch in batches:
-                if len(batch):
-                    pixels = batch.pixels.to(self.processes.device)
-                elif not len(pixels):
-                    raise DataError("fewer few-shot images than processes", where=loader.source.name)
-                # A process without images joins in: a sharded model needs all processes in every forward pass.
-                with autocast(self.processes.device, self.dtype):
-                    values = model.features(pixels)[: len(batch)].float().cpu().numpy()
-                parts.append((batch.indices.numpy(), batch.labels.numpy(), values))
+
+        def forward(pixels: Tensor) -> Tensor:
+            with autocast(self.processes.device, self.dtype):
+                return model.features(pixels)
+
+        def run(batch: Batch) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, ...]]:
+            pixels = batch.pixels.to(self.processes.device)
+            return (batch.indices, batch.labels, forward(pixels).float().cpu()), (pixels[:1],)
+
         labels = np.full(len(loader.source), -1, np.int64)
         features = np.zeros((len(labels), model.config.feature_width), np.float32)
-        for indices, truth, values in (part for parts in self.processes.all_gather(parts) for part in parts):
+        all_ranks = self.processes.is_distributed
+        for indices, truth, values in run_batches(model, batches, run, all_ranks=all_ranks, forward=forward):
             labels[indices], features[indices] = truth, values
         return features, labels

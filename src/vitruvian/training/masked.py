@@ -170,13 +170,13 @@ class Colors(Objective):
         if not results:
             raise DataError("no validation image to evaluate the model on")
         count_images, patches, loss, correct = map(sum, zip(*(sums for sums, _ in results)))
-        kept = [example for _, examples in results for example in examples]
+        examples = [example for _, examples in results for example in examples]
         return ColorMeasures(
             count=int(count_images),
             patches=int(patches),
             loss=loss / patches,
             top1=100 * correct / patches,
-            examples=tuple(sorted(kept, key=lambda example: example.index)),
+            examples=tuple(sorted(examples, key=lambda example: example.index)),
         )
 
 

@@ -1,8 +1,7 @@
 """What a run optimizes: targets, per-image losses and validation metrics; labels, and the outputs of a teacher.
 
 Add a loss to `LOSSES`; recipes then know its name. Knowledge distillation: logits after Hinton et al. 2015
-(arXiv:1503.02531), the distillation token after DeiT (arXiv:2012.12877), features by their similarities within a batch
-after Tung and Mori 2019 (arXiv:1907.09682), which compares features of any widths.
+(arXiv:1503.02531), the distillation token after DeiT (arXiv:2012.12877).
 """
 
 from abc import ABC, abstractmethod
@@ -19,10 +18,9 @@ from torch import Tensor, nn
 from vitruvian.config import Preprocess
 from vitruvian.data.loader import Batch
 from vitruvian.data.sources import Source, class_sizes
-from vitruvian.errors import ConfigError, DataError
-from vitruvian.evaluation.metrics import Measures, autocast, measure
+from vitruvian.errors import ConfigError
+from vitruvian.evaluation.metrics import Measures, autocast, measure_classes
 from vitruvian.evaluation.target_metrics import TargetMeasures, measure_targets
-from vitruvian.inference import Encoder
 from vitruvian.machine import choose_precision
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
@@ -30,7 +28,6 @@ from vitruvian.progress import print_status
 from vitruvian.text import brief
 from vitruvian.training.distributed import Processes
 from vitruvian.training.recipe import CHOICES, Recipe
-from vitruvian.training.splits import shared_features
 from vitruvian.weights.load import load
 
 # B images, K classes
@@ -63,8 +60,8 @@ class Objective(ABC):
     def targets(self, batch: Batch, step: int) -> Tensor:
         """The targets of a batch, (B, ...)."""
 
-    def teacher_outputs(self, batch: Batch, pixels: Tensor) -> Tensor:
-        """The teacher's outputs for a batch, (B, A); A is 0 without a teacher."""
+    def teacher_logits(self, pixels: Tensor) -> Tensor:
+        """The teacher's logits of the student's classes, (B, K); (B, 0) without a teacher."""
         return pixels.new_empty(len(pixels), 0)
 
     @abstractmethod
@@ -89,7 +86,7 @@ class Labels(Objective):
         return losses, count_correct(logits.detach(), targets)
 
     def evaluate(self, batches: Iterable[Batch], images: int, *, all_ranks: bool) -> Measures:
-        return measure(
+        return measure_classes(
             self.model,
             batches,
             classes=self.model.config.num_classes,
@@ -218,13 +215,6 @@ def image_weights(targets: Tensor, weights: Tensor, class_weights: Tensor | None
     return weights * (targets @ class_weights if targets.dim() == 2 else class_weights[targets])
 
 
-# B images, K classes, F features, A teacher outputs per image: K logits or F features
-
-StudentOutputs = dict[str, Tensor]
-"""Outputs of the student's last forward pass: `logits` (B, K) averaged over the heads, `features` (B, F) that the head
-reads, `head` (B, K) of the first head, `token` (B, K) of the distillation token's head."""
-
-
 def soft_loss(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """KL divergence of softened probabilities (B,) times temperature²; at 0, cross-entropy with the teacher's class."""
     if not temperature:
@@ -234,88 +224,40 @@ def soft_loss(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     return F.kl_div(student_log, teacher_log, reduction="none", log_target=True).sum(dim=1) * temperature**2
 
 
-def similarity_loss(features: Tensor, teacher: Tensor, temperature: float = 0.0) -> Tensor:
-    """Mean squared difference (B,) of each image's cosine similarities with the others of the batch."""
-    student_unit, teacher_unit = (F.normalize(x.float(), dim=1) for x in (features, teacher))
-    return (student_unit @ student_unit.T - teacher_unit @ teacher_unit.T).square().mean(dim=1)
-
-
-DISTILLATIONS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
-    "logits": soft_loss,
-    "token": soft_loss,
-    "features": similarity_loss,
-}
-"""The loss (B,) of an output of the student, by its name, from the teacher's outputs (B, A) and the temperature."""
-CHOICES["distillation"] = DISTILLATIONS
-
-
 class Distilled(Labels):
-    """Classification, with the outputs of a teacher as further targets.
+    """Classification, with the outputs of a frozen teacher, which gets the student's images, as further targets."""
 
-    The teacher is frozen. It gets the student's images in each step, or got each image once before the first step.
-    """
-
-    def __init__(self, recipe: Recipe, student: Model, source: Source, processes: Processes) -> None:
+    def __init__(self, recipe: Recipe, student: Model, processes: Processes) -> None:
         super().__init__(recipe, student, processes)
-        self.kind, self.student = recipe.distillation, StudentOutputs()
-        self.uses_features = self.kind == "features"
         self.teacher = load(recipe.teacher).to(self.device).requires_grad_(False)
-        self.columns = None if self.uses_features else shared_classes(self.teacher, student, recipe.teacher)
         teacher_channels, student_channels = self.teacher.config.in_channels, student.config.in_channels
-        if teacher_channels != student_channels and recipe.teacher_input == "same":
+        if teacher_channels != student_channels:
             reason = f"teacher={recipe.teacher!r} takes {teacher_channels} channels, the student {student_channels}"
-            raise ConfigError(reason, hint="use teacher_input='fixed'")
-        self.features: Tensor | None = None  # (N, F) of all training images, with `teacher_input='fixed'`
-        if recipe.teacher_input == "fixed":
-            self.features = self.compute_features(source, processes)
-        token_head = student.head_dist if isinstance(student, ViT) else None
-        if self.kind == "token" and token_head is None:
-            raise ConfigError("distillation='token' needs a distillation token: architecture.distillation=true")
-        assert student.head is not None
-        store = self.student.update  # returns None, so that the hooks leave the outputs alone
-        student.head.register_forward_hook(lambda _, inputs, output: store(features=inputs[0], head=output))
-        if token_head is not None:
-            token_head.register_forward_hook(lambda _, inputs, output: store(token=output))
-
-    def compute_features(self, source: Source, processes: Processes) -> Tensor:
-        """The features of all images, from the feature store that probes share; computed and stored if absent."""
-        if isinstance(self.teacher, ViT) and self.teacher.head_dist is not None and not self.uses_features:
-            reason = f"teacher_input='fixed' stores the input of one head, {self.recipe.teacher} has two"
-            raise ConfigError(reason, hint="use teacher_input='same'")
-        if self.recipe.augment.mixes:
-            reason = "teacher_input='fixed' cannot be used with mixup or cutmix"
-            raise ConfigError(reason, hint="use teacher_input='same', or turn mixing off")
-        encoder = Encoder(self.teacher, device=str(self.device))
-        features = shared_features(encoder, source, processes, label="running the teacher")
-        if features.unreadable:
-            unreadable = brief([image.key for image in features.unreadable])
-            raise DataError(f"teacher_input='fixed' needs all images, but these cannot be read: {unreadable}")
-        return torch.from_numpy(features.values)
+            raise ConfigError(reason, hint="choose another teacher")
+        self.columns = shared_classes(self.teacher, student, recipe.teacher)
+        self.heads: dict[str, Tensor] = {}  # (B, K) outputs of the class token's and the distillation token's heads
+        if recipe.distillation == "token":
+            token_head = student.head_dist if isinstance(student, ViT) else None
+            if token_head is None:
+                raise ConfigError("distillation='token' needs a distillation token: architecture.distillation=true")
+            assert student.head is not None
+            store = self.heads.update  # returns None, so that the hooks leave the outputs alone
+            student.head.register_forward_hook(lambda _, inputs, output: store(labels=output))
+            token_head.register_forward_hook(lambda _, inputs, output: store(teacher=output))
 
     @torch.no_grad()
-    def teacher_outputs(self, batch: Batch, pixels: Tensor) -> Tensor:
-        """The teacher's features, or its calibrated logits of the student's classes."""
-        uses_features, head = self.uses_features, self.teacher.head
-        if self.features is None:
-            pixels = convert_pixels(pixels, self.model.meta.preprocess, self.teacher.meta.preprocess)
-            outputs = self.teacher.features(pixels) if uses_features else self.teacher(pixels)
-        else:
-            outputs = self.features[batch.indices].to(self.device)
-            outputs = outputs if uses_features or head is None else head(outputs)
-        if uses_features:
-            return outputs
-        logits: Tensor = outputs / self.teacher.meta.temperature
+    def teacher_logits(self, pixels: Tensor) -> Tensor:
+        converted = convert_pixels(pixels, self.model.meta.preprocess, self.teacher.meta.preprocess)
+        logits: Tensor = self.teacher(converted) / self.teacher.meta.temperature
         return logits if self.columns is None else logits[:, self.columns]
 
     def losses(self, module: nn.Module, pixels: Tensor, targets: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
         with autocast(self.device, self.dtype):
-            self.student["logits"] = module(pixels)
-        logits = self.student["head" if self.kind == "token" else "logits"]  # the labels train the first head only
-        label_losses = LOSSES[self.recipe.loss](logits, targets, self.recipe.label_smoothing)
-        temperature = self.recipe.distillation_temperature
-        teacher_losses = DISTILLATIONS[self.kind](self.student[self.kind], teacher, temperature)
+            logits = module(pixels)  # the mean of the two heads, if there are two
+        label_losses = LOSSES[self.recipe.loss](self.heads.get("labels", logits), targets, self.recipe.label_smoothing)
+        teacher_losses = soft_loss(self.heads.get("teacher", logits), teacher, self.recipe.distillation_temperature)
         losses = torch.lerp(label_losses, teacher_losses, self.recipe.distillation_weight)
-        return losses, count_correct(self.student["logits"].detach(), targets)
+        return losses, count_correct(logits.detach(), targets)
 
 
 def shared_classes(teacher: Model, student: Model, name: str) -> Tensor | None:
@@ -332,7 +274,7 @@ def shared_classes(teacher: Model, student: Model, name: str) -> Tensor | None:
     missing = [label for label in student.meta.labels or () if label not in index]
     if missing or not index:
         reason = f"teacher={name!r} does not know the classes {brief(missing)}"
-        raise ConfigError(reason, hint="choose another teacher, or distillation='features'")
+        raise ConfigError(reason, hint="choose another teacher")
     return torch.tensor([index[label] for label in student.meta.labels or ()])
 
 

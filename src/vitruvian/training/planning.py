@@ -5,7 +5,7 @@ import re
 import statistics
 import time
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
@@ -37,14 +37,14 @@ from vitruvian.training.initial_model import HEAD_IMAGES, config_of, model_for, 
 from vitruvian.training.loop import Trainer
 from vitruvian.training.optimizer import OPTIMIZERS
 from vitruvian.training.recipe import Recipe, RecipeChanges, change_recipe, parse_changes, read_recipe
-from vitruvian.training.run_folder import absolute_path
+from vitruvian.training.run_folder import absolute_data, absolute_path
 from vitruvian.training.splits import (
     DataRef,
     Splits,
-    fit_batch_size,
+    continue_from,
+    fit_to_data,
     resolution_stages,
     run_multiply_adds,
-    split_data,
     validation_loader,
 )
 from vitruvian.weights import hub
@@ -98,6 +98,28 @@ def choose_recipe(
     return change_recipe(chosen, changes)
 
 
+def prepare_recipe(
+    data: DataRef,
+    recipe: str | Path | Recipe | None,
+    *,
+    settings: Mapping[str, Any],
+    minutes: float | None = None,
+    **start: Any,
+) -> tuple[Recipe, list[str]]:
+    """The chosen recipe as a new run has it: continued from the run of `weights`, and within the time; and notes."""
+    chosen, notes = choose_recipe(data, recipe, settings=settings, **start), list[str]()
+    if start.get("weights"):
+        chosen, notes = continue_from(chosen, data.name, settings)
+    if chosen.teacher:
+        chosen = chosen.replace(teacher=absolute_path(chosen.teacher))
+    if chosen.eval_fewshot:
+        chosen = chosen.replace(eval_fewshot=absolute_data(chosen.eval_fewshot))
+    if minutes is None:
+        return chosen, notes
+    chosen, more = fit_minutes(data, chosen, minutes, settings)
+    return chosen, [*notes, *more]
+
+
 def architecture_for(recipe: Recipe, model: str) -> dict[str, Any]:
     """The part of a recipe's architecture that applies to another model: all but the size, which its name decides."""
     settings = {key: value for key, value in recipe.architecture.items() if key not in SIZE_SETTINGS}
@@ -142,13 +164,8 @@ def plan(data: object, recipe: Recipe, *, seconds: float = 10.0) -> TrainingPlan
     Takes real steps on real images for about `seconds`, but at least two.
     """
     with process_group(recipe.device) as processes:
-        splits = split_data(data, recipe)
-        recipe, notes = recipe.for_target(splits.train.target)
-        splits.notes.extend(notes)
-        recipe = recipe.replace(batch_size=fit_batch_size(recipe, len(splits.train), processes.world_size))
-        # With teacher_input='fixed' the teacher would first process all images.
-        measured = recipe.replace(teacher="") if recipe.teacher_input == "fixed" else recipe
-        trainer = Trainer(measured, splits, processes, model_for(measured, splits.classes, target_of(splits.train)))
+        recipe, splits = fit_to_data(recipe, data, processes.world_size)
+        trainer = Trainer(recipe, splits, processes, model_for(recipe, splits.classes, target_of(splits.train)))
         batches, starting, config = trainer.batches, trainer.model, trainer.model.config
         with closing(batches):
             steps, step_seconds, step_bytes = measure_steps(trainer, batches.from_step(0), seconds=seconds)

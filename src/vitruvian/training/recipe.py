@@ -41,7 +41,7 @@ RecipeChanges = Mapping[str, Any] | Iterable[str]
 """Changes to a recipe: {"epochs": 20, "augment.hflip": 0}, or ["epochs=20", "augment.hflip=0"]."""
 
 CHOICES: dict[str, Mapping[str, Any]] = {}
-"""Settings that name a row of a table: `optimizer`, `schedule`, `loss` and `distillation`.
+"""Settings that name a row of a table: `optimizer`, `schedule` and `loss`.
 
 The modules that implement the rows add their tables here, so that this module does not import them.
 """
@@ -179,16 +179,13 @@ class Recipe(Settings):
     """Label smoothing: the fraction of each label that is spread over all classes."""
     teacher: str = ""
     """Weights to distill from: a file, a folder or a published name; empty: no distillation."""
-    distillation: str = "logits"
-    """A key of DISTILLATIONS. `logits`: the teacher's probabilities; `token`: these for the distillation token and the
-    labels for the class token, as in DeiT; `features`: similarities between the images of a batch."""
+    distillation: Literal["logits", "token"] = "logits"
+    """`logits`: the teacher's probabilities; `token`: these for the distillation token and the labels for the class
+    token, as in DeiT."""
     distillation_weight: Share = 0.5
     """Weight of the teacher's loss; the labels have the rest."""
     distillation_temperature: Annotated[float, Range(0.0, 1e3)] = 2.0
     """Divides the logits of teacher and student; 0: the teacher's top class is a label (DeiT's hard distillation)."""
-    teacher_input: Literal["same", "fixed"] = "same"
-    """`same`: the teacher gets the student's augmented images in each step. `fixed`: it gets each image once, without
-    augmentation, and its features are stored on disk."""
     class_weights: Literal["none", "balanced"] = "none"
     """`balanced`: weight images inversely to the size of their class, or the positive labels of several by the ratio of
     images without and with them."""

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,10 +145,6 @@ class Run:
     def best(self, step: int) -> Path:
         """The folder of the best weights, if those were the weights after `step` steps."""
         return self.folder / "best" / f"step-{step:08d}"
-
-    def remove_checkpoints(self) -> None:
-        """Delete the checkpoints; the run can then no longer be resumed from the middle."""
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def remove_old(self, recipe: Recipe, *, keep_best: bool) -> None:
         """Delete what a finished run no longer needs: all but the last checkpoint, and perhaps the best weights.
@@ -291,18 +287,17 @@ def make_folder(name: str) -> Path:
             raise TrainingError(f"cannot be written: {error.strerror}", where=folder, hint=hint) from error
 
 
-def series_folder(
-    name: str, out: str | Path | None, file: str, kind: str, differences: Callable[[Path], list[str]]
-) -> Path:
+def series_folder(name: str, out: str | Path | None, file: str, kind: str, settings: Mapping[str, Any]) -> Path:
     """`out`, if it is free or has this series of runs; by default the first such folder `runs/NAME-1`, ...
 
-    A folder with `file` contains a series of this kind, which is the same if it has no `differences`.
+    A folder with `file` contains a series of this kind, which is the same if it was started with these `settings`.
     """
 
     def obstacle(folder: Path) -> str:
         if (folder / file).is_file():
-            changes = differences(folder)
-            return f"contains a {kind} with {changes[0]}" if changes else ""
+            before = read_object(folder / file, raises=TrainingError).get("settings", {})
+            change = next(list_changes(before, settings), "")
+            return change and f"contains a {kind} with {change}"
         is_taken = folder.exists() if out is None else not is_free(folder)
         return f"exists and is not a {kind}" if is_taken else ""
 
@@ -313,6 +308,21 @@ def series_folder(
     if reason := obstacle(folder):
         raise TrainingError(reason, where=folder, hint=f"choose another {argument('out')}")
     return folder
+
+
+UNSET = {"image_size", "epochs", "steps", "eval_batch_size", "max_train_samples"}
+"""Settings for which 0 means that they are not set."""
+
+
+def list_changes(before: Any, now: Any, name: str = "") -> Iterator[str]:
+    """The values in which two JSON objects differ, by their full names."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in dict.fromkeys([*now, *before]):
+            yield from list_changes(before.get(key), now.get(key), f"{name}.{key}" if name else key)
+    elif before != now and not before and name in UNSET:
+        yield f"no {name}, not {name}={now}"
+    elif before != now:
+        yield f"{name}={before}, not {now or 'unset' if name in UNSET else now}"
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -22,11 +21,8 @@ from vitruvian.data.sources import ClassSubset, Dataset, Source, all_but_test, f
 from vitruvian.data.transform import Transform, as_transform
 from vitruvian.data.workers import unguarded_script
 from vitruvian.errors import ConfigError, TrainingError
-from vitruvian.evaluation.features import FeatureSet, compute_features, open_store
 from vitruvian.evaluation.probe import probe_sources
 from vitruvian.evaluation.probe_classifiers import possible_shots
-from vitruvian.inference import Encoder
-from vitruvian.progress import no_tracking, track
 from vitruvian.settings import Size
 from vitruvian.targets import KINDS
 from vitruvian.text import plural
@@ -278,6 +274,17 @@ def fit_batch_size(recipe: Recipe, images: int, world: int) -> int:
     return images // unit * unit
 
 
+def fit_to_data(recipe: Recipe, data: object, world: int) -> tuple[Recipe, Splits]:
+    """The recipe for the target and the number of the images, which the splits note, and the splits."""
+    splits = split_data(data, recipe)
+    recipe, notes = recipe.for_target(splits.train.target)
+    batch_size = fit_batch_size(recipe, len(splits.train), world)
+    if batch_size != recipe.batch_size:
+        notes = [*notes, f"batch_size is {batch_size}, not {recipe.batch_size}: there are no more images"]
+    splits.notes.extend(notes)
+    return recipe.replace(batch_size=batch_size), splits
+
+
 class TrainingBatches:
     """The batches of a run in order, at the resolution that the recipe has for each step."""
 
@@ -360,19 +367,6 @@ def subsample(source: Source, most: int) -> Source:
         return source
     indices = np.linspace(0, len(source) - 1, most).astype("i8")
     return take(source, indices, f"{source.name} ({most:,} of {len(source):,})")
-
-
-def shared_features(encoder: Encoder, source: Source, processes: Processes, *, label: str) -> FeatureSet:
-    """The features of all images. Each process computes a part and reads the others from the feature store.
-
-    Machines that do not share a cache folder compute all of them.
-    """
-    follow = partial(track, label=label) if processes.is_main else no_tracking
-    if processes.is_distributed:
-        part = take(source, np.arange(processes.rank, len(source), processes.world_size), source.name)
-        compute_features(encoder, part, open_store(encoder), track=follow)
-        processes.barrier()
-    return compute_features(encoder, source, open_store(encoder), track=follow)
 
 
 @dataclass(frozen=True, slots=True)

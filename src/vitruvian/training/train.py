@@ -25,8 +25,7 @@ from vitruvian.errors import TrainingError, argument
 from vitruvian.evaluation.features import FeatureSet, compute_features, open_store
 from vitruvian.inference import Encoder
 from vitruvian.machine import device_name
-from vitruvian.model.build import Model, empty
-from vitruvian.model.lora import plain_state
+from vitruvian.model.build import Model
 from vitruvian.progress import no_tracking, print_status, track
 from vitruvian.report.html import PAGE
 from vitruvian.targets import SINGLE
@@ -34,24 +33,16 @@ from vitruvian.text import brief
 from vitruvian.training import run_folder
 from vitruvian.training.checkpoint import Checkpoints, Position, free_name, read_position, verify, write_digests
 from vitruvian.training.distributed import Processes, process_group
-from vitruvian.training.initial_model import fit_logistic, initial_model, rebuild_model, set_head
+from vitruvian.training.initial_model import fit_logistic, initial_model, rebuild_model, with_head
 from vitruvian.training.journal import Listener, ProgressListener, TensorBoard, notify
 from vitruvian.training.loop import Loop, Trainer
-from vitruvian.training.planning import RESERVE, choose_recipe, fit_minutes
+from vitruvian.training.planning import RESERVE, prepare_recipe
 from vitruvian.training.recipe import DESCRIPTION, HARMLESS, LOCAL, Recipe, RecipeChanges, change_recipe, join_changes
 from vitruvian.training.run_folder import Run, make_folder
-from vitruvian.training.splits import (
-    CustomTransforms,
-    DataRef,
-    continue_from,
-    fit_batch_size,
-    fit_workers,
-    leakage_notes,
-    split_data,
-)
+from vitruvian.training.splits import CustomTransforms, DataRef, fit_to_data, fit_workers, leakage_notes, split_data
 from vitruvian.weights import hub
 from vitruvian.weights.checkpoint_files import Description, digests
-from vitruvian.weights.load import RUN_FILE, Changes, assemble, change_head, locate, published_name
+from vitruvian.weights.load import RUN_FILE, locate, published_name
 from vitruvian.weights.save import save
 
 FEW_IMAGES = 50_000  # with fewer images, training from scratch is far worse than fine-tuning
@@ -106,17 +97,9 @@ def train(
     began = time.monotonic()
     settings, listeners = join_changes(settings, changes, signature(train).parameters), (TensorBoard(), *listeners)
     ref, transforms = DataRef.of(data), CustomTransforms(transform, train_transform)
-    chosen = choose_recipe(ref, recipe, model=model, weights=weights, settings=settings)
-    chosen, notes = continue_from(chosen, ref.name, settings) if weights else (chosen, [])
-    if chosen.teacher:
-        chosen = chosen.replace(teacher=run_folder.absolute_path(chosen.teacher))
-    if chosen.eval_fewshot:
-        chosen = chosen.replace(eval_fewshot=run_folder.absolute_data(chosen.eval_fewshot))
-    if minutes is not None:
-        if auto_resume or {"epochs", "steps"} & settings.keys():
-            raise TrainingError(f"{argument('minutes')} chooses the steps; leave out epochs, steps and auto_resume")
-        chosen, chosen_notes = fit_minutes(ref, chosen, minutes, settings)
-        notes = [*notes, *chosen_notes]
+    if minutes is not None and (auto_resume or {"epochs", "steps"} & settings.keys()):
+        raise TrainingError(f"{argument('minutes')} chooses the steps; leave out epochs, steps and auto_resume")
+    chosen, notes = prepare_recipe(ref, recipe, model=model, weights=weights, settings=settings, minutes=minutes)
     if auto_resume and out is None:
         raise TrainingError(f"auto_resume needs {argument('out')}, the folder of the run to start or continue")
     with process_group(chosen.device) as processes, ExitStack() as stack:
@@ -138,14 +121,8 @@ def train(
         check_start(chosen, transforms)
         processes.check_same(shared_settings(chosen))
         chosen, worker_notes = fit_workers(chosen)
-        splits = split_data(ref, chosen)
-        chosen, target_notes = chosen.for_target(splits.train.target)
-        splits.notes.extend(target_notes)
+        chosen, splits = fit_to_data(chosen, ref, processes.world_size)
         images = len(splits.train)
-        batch_size = fit_batch_size(chosen, images, processes.world_size)
-        if batch_size != chosen.batch_size:
-            splits.notes.append(f"batch_size is {batch_size}, not {chosen.batch_size}: there are no more images")
-            chosen = chosen.replace(batch_size=batch_size)
         processes.check_same(splits.sizes)
         if processes.is_main and chosen.objective == "labels":
             shown = partial(track, label="comparing the splits") if progress else no_tracking
@@ -437,12 +414,7 @@ def add_classes(run: str | Path | Run, data: object, out: str | Path | None = No
     features, held_out = parts[:2], parts[2:]
     values, labels = (np.concatenate([getattr(part, name) for part in features]) for name in ("values", "labels"))
     head = fit_logistic(replace(features[0], values=values, labels=labels, classes=classes))
-    config, state = change_head(model.config, plain_state(model), Changes(num_classes=len(classes), head="new"))
-    if model.config.feature_width != config.feature_width:
-        raise TrainingError("a model with a pre-logits layer cannot get more classes", where=run.folder)
-    meta = model.meta.for_new_head(classes).replace(origin=f"{model.meta.origin}; with {len(added)} more classes")
-    extended = assemble(empty(config), state, meta)
-    set_head(extended, head)
+    extended = with_head(model, head, classes, f"{model.meta.origin}; with {len(added)} more classes")
     pairs = (model, held_out[0]), (extended, held_out[0]), (extended, held_out[1])
     before, after, right = (accuracy(*pair) for pair in pairs)
     folder = make_folder(new.short_name) if out is None else Path(out).expanduser()

@@ -1,4 +1,4 @@
-"""Send runs elsewhere: metrics, images and models to experiment trackers, models to the Hugging Face Hub."""
+"""Experiment trackers and the Hugging Face Hub: metrics, images and models of runs sent elsewhere."""
 
 import base64
 import importlib
