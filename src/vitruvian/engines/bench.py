@@ -63,9 +63,7 @@ class EngineSpeed:
     p90_ms: float
     p99_ms: float
     memory_mb: float | None  # peak memory added by opening and running it; None if the system does not report it
-    difference: (
-        float | None
-    )  # largest difference of an output from torch in float32 on the CPU; None for a graph or on an accelerator
+    difference: float | None  # largest one of an output from torch in float32; None for a graph or on an accelerator
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -222,10 +222,6 @@ def split_url(text: str) -> SplitResult:
         return urlsplit("")
 
 
-class HeadersTooLarge(Exception):
-    """Stops the parser; the response was sent."""
-
-
 class LimitedConnection(HttpToolsProtocol):
     """uvicorn's connection with limits on the size and time of headers, and JSON for invalid requests.
 
@@ -265,7 +261,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._in_headers, self._bytes_since_body = False, 0
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEADER_BYTES:
             self._refuse_headers()
-            raise HeadersTooLarge
+            raise ValueError  # stops the parser; the response was sent
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
