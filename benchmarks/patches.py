@@ -1,27 +1,36 @@
-"""What the patch tokens of a frozen model know: parts by `vit explain --map pca`.
+"""What the patch tokens of a frozen model know: parts by `vit explain --map pca`, classes by `vit segment`.
 
 python benchmarks/patches.py pca pets/test/beagle MODEL [--image-size 448] [--layer 7]
+python benchmarks/patches.py segment pets/test/beagle MODEL [--image-size 448] [--masks trimaps/] [--count 100]
 
 `beagles.json` has polygons of body and head, drawn by hand on 20 images of Oxford-IIIT Pets (COCO format, for images
 whose shorter side is 160 pixels). `pca` prints one line of JSON each for components fitted over all images and over
 each image alone: the IoU of the painted patches and the dog; how many parts (head and rest of an image) have a mean
 color that is nearer to the mean color of the same part in the other 19 images than to that of the other part; and the
 same for patches of the dog, averaged over the parts.
+
+`segment` compares the head of `vit segment` with scikit-learn's logistic regression on the same tokens, in the same
+folds: each patch has the class of most of its pixels, tokens are standardized, and scores are interpolated to pixels.
+One line of JSON with the IoU in percent, of logistic regression for three strengths of regularization. `--masks` is a
+folder or a COCO file instead of `beagles.json`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 import vitruvian as vt
-from vitruvian.explain import Explained, seen_box
+from vitruvian.explain import Explained, seen_box, segment
+from vitruvian.explain.masks import open_masks
 
 POLYGONS = Path(__file__).with_name("beagles.json")
 BODY, HEAD = 1, 2
@@ -29,12 +38,17 @@ BODY, HEAD = 1, 2
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["pca"])
+    parser.add_argument("what", choices=["pca", "segment"])
     parser.add_argument("images", type=Path)
     parser.add_argument("model")
     parser.add_argument("--image-size", type=int, default=None)
     parser.add_argument("--layer", type=int, default=None)
+    parser.add_argument("--masks", type=Path, default=POLYGONS)
+    parser.add_argument("--count", type=int, default=None)
     asked = parser.parse_args()
+    if asked.what == "segment":
+        compare_heads(sorted(asked.images.rglob("*.jpg")), asked.masks, asked.model, asked.image_size, asked.count)
+        return
     measure_components(asked.images, vt.load(asked.model, image_size=asked.image_size), asked.layer)
 
 
@@ -92,6 +106,45 @@ def consistency(colors: NDArray[Any], parts: NDArray[Any]) -> dict[str, float]:
         "parts_with_the_same_color": int(sum(same)),
         "patches_with_the_same_color": round(float(np.mean(patches)), 3),
     }
+
+
+def compare_heads(paths: list[Path], masks: Path, model: str, image_size: int | None, count: int | None) -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    paths = [path for path in paths if path.stem in open_masks(masks).readers][:count]
+
+    def logistic(examples: list[Any], num_classes: int, C: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weight (F, K) and bias (K,) by the book."""
+        rows, labels = [], []
+        for example in examples:
+            tokens, shares = example.pairs(num_classes)
+            rows.append(tokens.float().numpy())
+            labels.append(shares.argmax(dim=1).numpy())
+        pipeline = make_pipeline(StandardScaler(), LogisticRegression(C=C, max_iter=300))
+        pipeline.fit(np.concatenate(rows), np.concatenate(labels))
+        scaler, head = pipeline[0], pipeline[1]
+        coefficients, bias = head.coef_, head.intercept_
+        if len(head.classes_) == 2:  # scikit-learn has one row for two classes
+            coefficients, bias = np.stack([-coefficients[0], coefficients[0]]), np.stack([-bias[0], bias[0]])
+        weight = np.zeros((coefficients.shape[1], num_classes))
+        offset = np.full(num_classes, -np.inf)
+        weight[:, head.classes_] = (coefficients / scaler.scale_).T
+        offset[head.classes_] = bias - (coefficients / scaler.scale_) @ scaler.mean_
+        return torch.from_numpy(weight).float(), torch.from_numpy(offset).float().clamp(min=-1e9)
+
+    trained = segment.train_segmenter(paths, masks, model, image_size=image_size)
+    names = [name for name, _, _ in trained.iou()]
+    results = {"ridge": [value for _, value, _ in trained.iou()]}
+    segment.SHOTS = ()
+    for C in (1e-4, 1e-3, 1e-2):
+        segment.fit_head = partial(logistic, C=C)
+        _, confusions, _ = segment.cross_validate(trained.examples, len(trained.segmenter.classes))
+        results[f"logistic, C={C:g}"] = segment.class_iou(confusions.sum(axis=0)).tolist()
+    shown = {how: dict(zip(names, np.round(values, 2).tolist())) for how, values in results.items()}
+    curve = {count: round(value, 2) for count, value in trained.curve.items()}
+    print(json.dumps({"images": len(paths), **shown, "interval": trained.iou()[-1][2], "curve": curve}))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from .evaluation.evaluate import evaluate as evaluate
 from .evaluation.probe import probe as probe
 from .explain import Explainer as Explainer
 from .explain import MapSettings as MapSettings
+from .explain.segment import Segmenter as Segmenter
+from .explain.segment import train_segmenter as train_segmenter
 from .inference import Classifier as Classifier
 from .inference import ImageResult as ImageResult
 from .inference import Prediction as Prediction

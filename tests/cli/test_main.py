@@ -90,6 +90,7 @@ OPTIONS = {
     "explain": "--model -m --out --map --class --top --layer --head --patch --deletion --figures --reconstruct --count "
     "--json --num-heads --image-size --adapter --device --engine --precision "
     "--compile --tome-r",
+    "segment": "--masks --classes --layers --tile --model -m --out --image-size --device --json",
     "study table2": "--models --tasks --out --set --json --quick --recipe --seeds --data-root",
     "study table5": "--models --tasks --out --set --json --quick --recipe --seeds --data-root",
     "study vtab": "--models --out --set --json --quick --recipe --seeds --data-root",

@@ -25,11 +25,15 @@ from vitruvian.training.planning import cluster_lines, cluster_plan
 
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 TASK_PAGES = [
-    *("predict", "explain", "zero_shot", "serving", "speed", "bulk", "doctor", "pack"),
+    *("predict", "explain", "segment", "zero_shot", "serving", "speed", "bulk", "doctor", "pack"),
     *("training", "finetune", "masked", "machines", "evaluate", "compare", "probe", "study", "advise"),
 ]
 COMMANDS = {"serving": "serve", "training": "train"} | {
-    name: name for name in ("predict", "explain", "doctor", "pack", "finetune", "evaluate", "compare", "probe", "study")
+    name: name
+    for name in (
+        *("predict", "explain", "segment", "doctor", "pack"),
+        *("finetune", "evaluate", "compare", "probe", "study"),
+    )
 }
 """Task pages about one command."""
 HEADINGS = ("Commands", "Options", "Python", "How it works", "Measured", "Limits")

@@ -67,9 +67,26 @@ def make_images(root: Path) -> None:
         (root / name).parent.mkdir(exist_ok=True)
         Image.open(root / "photos" / "test" / "cat" / "0.jpg").save(root / name)
     Image.open(root / "a.jpg").save(root / "b.png")
+    make_masks(root)
     shutil.copy(ROOT / "docs" / "explain" / "table.png", root)
     (root / "names.txt").write_text("cat\ndog\n")
     (root / "corrections.json").write_text('{"format": 1, "data": "SRC", "corrections": []}')
+
+
+def make_masks(root: Path) -> None:
+    """Images of a bright and a dark half, with masks and polygons of the dark one."""
+    left = {"category_id": 1, "segmentation": [[0, 0, 15, 0, 15, 31, 0, 31]]}
+    coco: dict[str, list[object]] = {"categories": [{"id": 1, "name": "dark"}], "images": [], "annotations": []}
+    for name in ("scenes", "masks"):
+        (root / name).mkdir()
+    for index in range(3):
+        dark = np.zeros((32, 32), np.uint8)
+        dark[:, :16] = 1
+        Image.fromarray(dark).save(root / "masks" / f"{index}.png")
+        Image.fromarray(200 - 150 * dark).convert("RGB").save(root / "scenes" / f"{index}.png")
+        coco["images"].append({"id": index, "file_name": f"{index}.png", "width": 32, "height": 32})
+        coco["annotations"].append({"image_id": index, **left})
+    (root / "coco.json").write_text(json.dumps(coco))
 
 
 def make_tasks(root: Path) -> None:

@@ -32,6 +32,7 @@ EXPLAINED = {
     "predictions": [("cat", percent_bar(91.25)), ("dog", percent_bar(8.0))],
     "deletion": CHART,
 }
+SEGMENTED = {"name": "cat.jpg", "pictures": {"mask": IMAGE, "prediction": IMAGE}, "iou": "71.3"}
 FAILED = {**EXPLAINED, "path": "broken.jpg", "error": "not an image"}
 
 
@@ -179,6 +180,13 @@ PAGES = {
         "tried": [(0, 0.4), (1, 0.3)],
     },
     "review.html": {"items": [], "content": {}},
+    "segment.html": {
+        "mean": ("mean of the classes", 71.25, (60.0, 80.0)),
+        "classes": [(IMAGE, "cat", percent_bar(70.0, (60, 80))), ("", "mean of the classes", percent_bar(71.25))],
+        "curve": CHART,
+        "images": [SEGMENTED, SEGMENTED | {"name": "dog.jpg"}],
+        "notes": ["one note"],
+    },
     "similar.html": {
         "queries": [
             {

@@ -1,0 +1,135 @@
+"""Masks of images, read from PNG files or from COCO polygons."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from vitruvian.data.decode import identify, reason
+from vitruvian.errors import DataError
+from vitruvian.files import read_object
+from vitruvian.text import brief
+
+# H rows and W columns of pixels
+
+IGNORED = 255  # index of pixels that count for no class
+COLORED = 2**24  # added to the number of a color, to tell it from an index
+MOST_CLASSES = 64  # maximum number of colors or indices that are taken for classes if none are named
+BACKGROUND = "background"
+
+Mask = NDArray[np.uint8]  # (H, W) indices of classes, or IGNORED
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """The masks of images."""
+
+    classes: tuple[str, ...]
+    readers: Mapping[str, Callable[[], Mask]]  # by the stem of the image's file name
+
+    def read(self, image: Path, size: tuple[int, int]) -> Mask:
+        """The mask of an image of `size` (columns, rows). Raises DataError if it has another size."""
+        mask = self.readers[image.stem]()
+        if mask.shape != size[::-1]:
+            found = f"the mask has {mask.shape[1]} x {mask.shape[0]} pixels, the image {size[0]} x {size[1]}"
+            raise DataError(found, where=image)
+        return mask
+
+
+def open_masks(path: Path, classes: Sequence[str] = ()) -> Masks:
+    """The masks in a folder of PNG files that are called like their images, or in a COCO file of polygons.
+
+    Args:
+        path: A folder, or a .json file.
+        classes: For PNG files, names of the classes in the order of their indices; of colored masks, each with its
+            color ("cat=#ff8800"). By default all indices or colors that occur.
+
+    Raises:
+        DataError: There are no masks, or they show anything but these classes.
+    """
+    if path.suffix.lower() == ".json":
+        return open_coco_masks(path)
+    files = {file.stem: file for file in sorted(path.rglob("*.png"))}
+    if not files:
+        hint = "give a folder of PNG files, or a COCO .json file"
+        raise DataError("no masks (*.png) in this folder or below it", where=path, hint=hint)
+    named = dict(class_code(index, name) for index, name in enumerate(classes))
+    if not named:
+        codes = sorted({int(code) for file in files.values() for code in np.unique(read_codes(file))} - {IGNORED})
+        if len(codes) > MOST_CLASSES:
+            what = f"the masks have {len(codes)} colors or indices, more than {MOST_CLASSES}; were they smoothed?"
+            raise DataError(what, where=path, hint="name the classes")
+        named = {code_name(code): code for code in codes}
+    return Masks(tuple(named), {stem: partial(read_mask, file, named) for stem, file in files.items()})
+
+
+def class_code(index: int, name: str) -> tuple[str, int]:
+    """The name of a class, and the code of its pixels: its index, or the color in "cat=#ff8800"."""
+    name, _, color = (part.strip() for part in name.partition("="))
+    if color and not re.fullmatch(r"#[0-9a-fA-F]{6}", color):
+        raise DataError(f"class {name!r} needs a color such as #ff8800, not {color!r}")
+    return name, COLORED + int(color[1:], 16) if color else index
+
+
+def code_name(code: int) -> str:
+    return f"#{code - COLORED:06x}" if code >= COLORED else str(code)
+
+
+def read_mask(file: Path, named: Mapping[str, int]) -> Mask:
+    """The index of each pixel's class. Raises DataError for a pixel of none of them."""
+    codes = read_codes(file)
+    mask = np.full(codes.shape, IGNORED, np.uint8)
+    for index, code in enumerate(named.values()):
+        mask[codes == code] = index
+    unknown = codes[(mask == IGNORED) & (codes != IGNORED)]
+    if len(unknown):
+        kind = "color" if unknown[0] >= COLORED else "index"
+        raise DataError(f"{kind} {code_name(unknown[0])} is none of the classes ({brief(named)})", where=file)
+    return mask
+
+
+def read_codes(file: Path) -> NDArray[np.int64]:
+    """Indices (H, W), or colors as numbers from COLORED."""
+    try:
+        with file.open("rb") as opened:
+            image = identify(opened)
+            image.load()
+        pixels = np.asarray(image.convert("RGB") if image.mode in ("RGB", "RGBA") else image).astype(np.int64)
+    except Exception as error:  # Pillow raises any kind of error for broken files
+        raise DataError(f"damaged mask: {reason(error)}", where=file) from error
+    return pixels if pixels.ndim == 2 else COLORED + (pixels << np.array([16, 8, 0])).sum(axis=2)
+
+
+def open_coco_masks(path: Path) -> Masks:
+    """The polygons of a COCO file, drawn over the background in their order."""
+    content = read_object(path, raises=DataError)
+    try:
+        categories = sorted(content["categories"], key=lambda category: category["id"])
+        index = {category["id"]: place for place, category in enumerate(categories, 1)}
+        shapes: dict[Any, list[tuple[int, Any]]] = {entry["id"]: [] for entry in content["images"]}
+        for annotation in content["annotations"]:
+            shapes[annotation["image_id"]].append((index[annotation["category_id"]], annotation["segmentation"]))
+        sizes = {Path(entry["file_name"]).stem: (entry["width"], entry["height"]) for entry in content["images"]}
+        by_stem = {Path(entry["file_name"]).stem: shapes[entry["id"]] for entry in content["images"]}
+        names = (BACKGROUND, *(str(category["name"]) for category in categories))
+    except (KeyError, TypeError) as error:
+        raise DataError(f"not COCO polygons: {error} is missing or of a wrong type", where=path) from error
+    if not any(shapes.values()):
+        raise DataError("no polygons in this file", where=path)
+
+    def draw(stem: str) -> Mask:
+        mask = Image.new("L", sizes[stem])
+        for value, polygons in by_stem[stem]:
+            if not isinstance(polygons, list):
+                raise DataError(f"{stem} has a run-length mask", where=path, hint="convert it to polygons or PNG files")
+            for polygon in polygons:
+                ImageDraw.Draw(mask).polygon(polygon, fill=value)
+        return np.asarray(mask)
+
+    return Masks(names, {stem: partial(draw, stem) for stem in sizes})

@@ -1,0 +1,357 @@
+"""`vit segment`: a linear head on frozen patch tokens that gives each pixel a class, trained on a few masks."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vitruvian.data.decode import ImageInput, decode
+from vitruvian.data.preprocess import apply_preprocess, resize_for_display
+from vitruvian.errors import ConfigError, DataError, ImageError
+from vitruvian.evaluation.metrics import Interval, bootstrap
+from vitruvian.evaluation.probe_classifiers import fit_ridge
+from vitruvian.explain.masks import BACKGROUND, IGNORED, Mask, open_masks
+from vitruvian.explain.patches import MOST_PATCHES, patch_tokens
+from vitruvian.files import atomic_path, json_bytes, read_object, write_json, write_text
+from vitruvian.inference import Encoder
+from vitruvian.model.build import Model
+from vitruvian.model.vit import ViT
+from vitruvian.progress import Track, no_tracking
+from vitruvian.report.chart import Chart, Line
+from vitruvian.report.color import COLORS
+from vitruvian.report.html import PAGE, percent_bar, render, thumbnail, write_image
+from vitruvian.settings import Size
+from vitruvian.text import plural
+from vitruvian.weights.checkpoint_files import write_safetensors
+from vitruvian.weights.load import load
+from vitruvian.weights.save import save
+
+# n images, R rows and C columns of patches, F features of a patch, P patches, K classes, H x W pixels
+
+FOLDS = 5
+SHOTS = (1, 5, 10, 50)  # numbers of masks to train on, to see how many are needed
+OVERLAP = 0.25  # share of a tile that the next one repeats
+MOST_SHOWN = 6  # maximum number of images on the page
+SETTINGS, HEAD, NUMBERS = "segmenter.json", "head.safetensors", "segment.json"
+
+Box = tuple[int, int, int, int]  # left, top, right, bottom
+Part = tuple[Box, Tensor]  # a tile of an image, and its tokens (R, C, F)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Segmenter:
+    """A ViT with a linear head on its patch tokens. `train_segmenter` makes one, `Segmenter.load` reads it."""
+
+    vit: ViT
+    layers: tuple[int, ...]  # whose tokens the head reads
+    tile: int | None  # side in pixels of the tiles of larger images; None to resize the whole image
+    classes: tuple[str, ...]
+    weight: Tensor  # (F, K)
+    bias: Tensor  # (K,)
+
+    @classmethod
+    def load(cls, folder: str | Path, *, device: str = "auto") -> Self:
+        """The segmenter that `save` wrote into a folder."""
+        path = Path(folder).expanduser()
+        stored = read_object(path / SETTINGS)
+        try:
+            head, layers, classes = load_file(path / HEAD), tuple(stored["layers"]), tuple(stored["classes"])
+            vit = require_patches(Encoder(load(path), device=device).torch_model)
+            if head["weight"].shape != (vit.config.width * len(layers), len(classes)):
+                raise DataError("the head does not fit the model", where=path)
+            return cls(vit=vit, layers=layers, classes=classes, tile=stored["tile"], **head)
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            raise DataError(f"not a complete segmenter: {error}", where=path) from error
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model as `vt.save` does, the head and its settings into a folder."""
+        with atomic_path(Path(folder).expanduser()) as draft:
+            save(self.vit, draft)
+            write_safetensors(draft / HEAD, {"weight": self.weight, "bias": self.bias}, {})
+            settings = {"layers": self.layers, "classes": self.classes, "tile": self.tile}
+            (draft / SETTINGS).write_bytes(json_bytes(settings))
+
+    def predict(self, image: ImageInput) -> Mask:
+        """The index of the class of each pixel (H, W). Raises ImageError if the image cannot be read."""
+        decoded = decode(image)
+        return assemble(read_tokens(self.vit, decoded, self.layers, self.tile), self.weight, self.bias, decoded.size)
+
+    def colors(self) -> NDArray[np.uint8]:
+        """Red, green and blue of each index, (256, 3); black for the background and for ignored pixels."""
+        palette = [tuple(bytes.fromhex(color[1:])) for color in COLORS]
+        shown = [(0, 0, 0) if name == BACKGROUND else palette[k % len(palette)] for k, name in enumerate(self.classes)]
+        return np.array([*shown, *[(0, 0, 0)] * (256 - len(shown))], np.uint8)
+
+    def paint(self, image: Image.Image, mask: Mask) -> Image.Image:
+        """The classes of a mask over the image, at a size for the screen."""
+        shown = resize_for_display(image)
+        colors = self.colors()[np.asarray(Image.fromarray(mask).resize(shown.size, Image.Resampling.NEAREST))]
+        levels = np.asarray(shown)
+        painted = np.where(colors.any(axis=2, keepdims=True), 0.45 * levels + 0.55 * colors, levels)
+        return Image.fromarray(np.rint(painted).astype(np.uint8))
+
+
+def require_patches(model: Model) -> ViT:
+    if not isinstance(model, ViT):
+        raise ConfigError("this model has no patch tokens to segment with; use a Vision Transformer")
+    return model
+
+
+def read_tokens(vit: ViT, image: Image.Image, layers: Sequence[int], tile: int | None) -> list[Part]:
+    """The tiles of an upright RGB image with their tokens; a tile is resized to the model's input, without a crop."""
+    preprocess, device = vit.meta.preprocess.with_changes({"fit": "squash"}), next(vit.parameters()).device
+    parts = []
+    for box in tile_boxes(image.size, tile):
+        pixels = apply_preprocess(image.crop(box), preprocess)[None].to(device)
+        parts.append((box, patch_tokens(vit, pixels, layers)[0][0]))
+    return parts
+
+
+def tile_boxes(size: Size, tile: int | None) -> list[Box]:
+    """Overlapping tiles that cover an image of `size` (columns, rows); the image itself if it is not larger."""
+
+    def starts(side: int) -> tuple[list[int], int]:
+        if tile is None or side <= tile:
+            return [0], side
+        count = -(-(side - tile) // max(1, int(tile * (1 - OVERLAP)))) + 1
+        return np.linspace(0, side - tile, count).round().astype(int).tolist(), tile
+
+    (lefts, width), (tops, height) = starts(size[0]), starts(size[1])
+    return [(left, top, left + width, top + height) for top in tops for left in lefts]
+
+
+def assemble(parts: Sequence[Part], weight: Tensor, bias: Tensor, size: Size) -> Mask:
+    """The class of each pixel (H, W) of an image of `size` (columns, rows) from the tokens of its tiles.
+
+    Scores are interpolated between the centers of patches, and added where tiles overlap.
+    """
+    scores = torch.zeros(len(bias), size[1], size[0])
+    for (left, top, right, bottom), tokens in parts:
+        grid = (tokens.float() @ weight + bias).permute(2, 0, 1)  # (K, R, C)
+        scores[:, top:bottom, left:right] += F.interpolate(grid[None], (bottom - top, right - left), mode="bilinear")[0]
+    return np.asarray(scores.argmax(dim=0).to(torch.uint8).numpy())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Example:
+    """An image with its mask and its tokens."""
+
+    path: Path
+    mask: Mask
+    parts: list[Part]  # in float16
+
+    def pairs(self, K: int) -> tuple[Tensor, Tensor]:
+        """Tokens (P, F) and the share of each class in a patch (P, K), without patches that are mostly ignored."""
+        labels = torch.from_numpy(self.mask.astype(np.int64))
+        ones = F.one_hot(labels.where(labels != IGNORED, K), K + 1)[:, :, :K].permute(2, 0, 1).float()
+        rows = []
+        for (left, top, right, bottom), tokens in self.parts:
+            grid = F.adaptive_avg_pool2d(ones[:, top:bottom, left:right], (tokens.shape[0], tokens.shape[1]))
+            shares = grid.flatten(1).T
+            known = shares.sum(dim=1, keepdim=True)
+            counts = known[:, 0] >= 0.5
+            rows.append((tokens.flatten(0, 1)[counts], (shares / known)[counts]))
+        tokens, shares = (torch.cat(column) for column in zip(*rows))
+        return tokens, shares
+
+
+def fit_head(examples: Sequence[Example], K: int) -> tuple[Tensor, Tensor]:
+    """Weight (F, K) and bias (K,) of the ridge regression of the classes' shares in a patch on its tokens.
+
+    At most MOST_PATCHES take part, an equal share of each image, chosen at random with a fixed seed.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for tokens, shares in (example.pairs(K) for example in examples):
+        chosen = torch.randperm(len(tokens), generator=generator)[: max(1, MOST_PATCHES // len(examples))]
+        rows.append((tokens[chosen], shares[chosen]))
+    weight, bias = fit_ridge(*(torch.cat(column) for column in zip(*rows)))
+    return weight.float(), bias.float()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Segmentation:
+    """A trained segmenter, and how good heads are on images that they were not trained on."""
+
+    segmenter: Segmenter
+    examples: list[Example]
+    predictions: list[Mask]  # of each image, by a head that was trained on others
+    confusions: NDArray[np.int64]  # (n, K, K) pixels of each image by true class (row) and predicted class
+    curve: dict[int, float]  # mean IoU in percent by the number of masks to train on
+    notes: tuple[str, ...]
+
+    def iou(self) -> list[tuple[str, float, Interval]]:
+        """Name, IoU in percent and its 95% interval over the images for each class, then for their mean."""
+        values = class_iou(self.confusions.sum(axis=0)).tolist()
+        ends = bootstrap(lambda counts: class_iou(np.tensordot(counts, self.confusions, 1)), len(self.examples), seed=0)
+        return list(zip((*self.segmenter.classes, "mean of the classes"), values, ends))
+
+    def to_json(self) -> dict[str, Any]:
+        """The numbers as a JSON object."""
+        rows = [] if not self.predictions else self.iou()
+        listed = [{"class": name, "iou": v, "interval": ends} for name, v, ends in rows if not np.isnan(v)]
+        curve = {str(count): value for count, value in self.curve.items()}
+        return {"images": len(self.examples), "iou": listed, "mean_iou_by_masks": curve, "notes": self.notes}
+
+    def save(self, folder: str | Path) -> None:
+        """Write the segmenter, `segment.json` and the page `report.html` into a folder."""
+        path = Path(folder).expanduser()
+        self.segmenter.save(path)
+        write_json(path / NUMBERS, self.to_json())
+        write_text(path / PAGE, self.page())
+
+    def page(self) -> str:
+        """The report: a sentence and a picture, IoU, the curve, and the worst images."""
+        rows = self.iou() if self.predictions else []
+        means = [class_iou(confusion)[-1] for confusion in self.confusions]
+        order = np.argsort(means).tolist()
+        images = []
+        for index in [*order[len(order) // 2 :][:1], *order[:MOST_SHOWN]]:  # the first one is of median quality
+            path, image = self.examples[index].path, decode(self.examples[index].path)
+            masks = {"mask": self.examples[index].mask, "prediction": self.predictions[index]}
+            pictures = {
+                name: thumbnail(self.segmenter.paint(image, mask), f"{name} of {path.name}", side=420, kind="whole")
+                for name, mask in masks.items()
+            }
+            images.append({"name": path.name, "pictures": pictures, "iou": f"{means[index]:.1f}"})
+        swatches = [Image.new("RGB", (24, 24), tuple(color)) for color in self.segmenter.colors().tolist()]
+        colors = [*(thumbnail(swatch, "color") for swatch in swatches[: len(rows) - 1]), ""]
+        points = [(float(count), value) for count, value in self.curve.items()]
+        lines = [Line("images not trained on", points)]
+        return render(
+            "segment.html",
+            title="Segmentation",
+            subtitle=f"{self.segmenter.vit.meta.origin or 'ViT'}; {plural(len(self.examples), 'image')} with masks",
+            mean=rows[-1] if rows else None,
+            classes=[(color, name, percent_bar(value, ends)) for color, (name, value, ends) in zip(colors, rows)],
+            curve=Chart(title="Mean IoU, %", lines=lines, x_label="masks", y_from=0.0) if len(points) > 1 else None,
+            images=images,
+            notes=self.notes,
+        )
+
+
+def class_iou(confusion: NDArray[Any]) -> NDArray[np.float64]:
+    """IoU of each class and their mean in percent (K + 1) from pixels (K, K); NaN for a class without true pixels."""
+    right, truth = np.diag(confusion), confusion.sum(axis=1)
+    values = np.where(truth > 0, 100.0 * right / np.maximum(truth + confusion.sum(axis=0) - right, 1), np.nan)
+    return np.append(values, values[truth > 0].mean() if truth.any() else np.nan)
+
+
+def count_pixels(truth: Mask, predicted: Mask, K: int) -> NDArray[np.int64]:
+    """Pixels by true and predicted class (K, K), without the ignored ones."""
+    known = truth != IGNORED
+    return np.bincount(truth[known].astype(np.int64) * K + predicted[known], minlength=K**2).reshape(K, K)
+
+
+def train_segmenter(
+    images: Sequence[str | Path],
+    masks: str | Path,
+    model: Any,
+    *,
+    classes: Sequence[str] = (),
+    layers: Sequence[int] = (),
+    tile: int | None = None,
+    image_size: Any = None,
+    device: str = "auto",
+    track: Track = no_tracking,
+) -> Segmentation:
+    """Train a segmenter on images with masks, and measure it by cross-validation.
+
+    Args:
+        images: Image files.
+        masks: A folder of PNG masks that are called like the images, or a COCO file of polygons.
+        model: A ViT, or a file, directory or published name to load.
+        classes: Names of the classes of PNG masks by their index, or by their color: "cat=#ff8800".
+        layers: Layers that the head reads; by default those after a half, three quarters and all of the blocks.
+        tile: Cut larger images into overlapping tiles of this side in pixels; by default they are resized.
+        image_size: Input size to load the weights for.
+        device: Device of the model, as for `Classifier`.
+        track: Wraps the iterator over images to show progress.
+
+    Raises:
+        ConfigError: The model has no patch tokens.
+        DataError: There are no masks, they do not fit the images, or they show only one class.
+    """
+    vit = require_patches(Encoder(model, image_size=image_size, device=device).torch_model)
+    depth, opened = vit.config.depth, open_masks(Path(masks).expanduser(), classes)
+    chosen = [vit.layer(layer) for layer in layers or [max(0, round(depth * part) - 1) for part in (0.5, 0.75, 1)]]
+    matched = [Path(image) for image in images if Path(image).stem in opened.readers]
+    if len({path.stem for path in matched}) < max(1, len(matched)):
+        reason = "two images have the same name" if matched else "no image has a mask of its name"
+        raise DataError(reason, where=masks)
+    left_out = len(images) - len(matched)
+    notes, K = [f"{plural(left_out, 'image')} without a mask left out"] * bool(left_out), len(opened.classes)
+    layers, examples = tuple(sorted(set(chosen))), []
+    for path in track(matched, len(matched)):
+        try:
+            image = decode(path)
+        except ImageError as error:
+            notes.append(f"left out: {error}")
+            continue
+        mask = opened.read(path, image.size)
+        if (mask != IGNORED).any():
+            parts = [(box, tokens.half()) for box, tokens in read_tokens(vit, image, layers, tile)]
+            examples.append(Example(path, mask, parts))
+    seen = sorted({int(index) for example in examples for index in np.unique(example.mask)} - {IGNORED})
+    if len(seen) < 2:
+        only = f"only the class {opened.classes[seen[0]]!r}" if seen else "no class"
+        raise DataError(f"the masks show {only}; a segmenter needs two", where=masks)
+    if len(examples) == 1:
+        notes.append("not measured: a single mask leaves no other image to measure on")
+    measured = cross_validate(examples, K) if len(examples) > 1 else ([], np.zeros((0, K, K), np.int64), {})
+    weight, bias = fit_head(examples, K)
+    segmenter = Segmenter(vit=vit, layers=layers, tile=tile, classes=opened.classes, weight=weight, bias=bias)
+    results = dict(zip(("predictions", "confusions", "curve"), measured))
+    return Segmentation(segmenter=segmenter, examples=examples, notes=tuple(notes), **results)  # type: ignore[arg-type]
+
+
+def cross_validate(examples: Sequence[Example], K: int) -> tuple[list[Mask], NDArray[np.int64], dict[int, float]]:
+    """Predictions and confusions (n, K, K) of images by heads that were trained on others, and the mean IoU by masks.
+
+    In each fold, heads are also trained on the first 1, 5, 10 ... of its training images in random order.
+    """
+    n, predictions = len(examples), [example.mask for example in examples]
+    fold_of = np.random.default_rng(0).permutation(n) % min(FOLDS, n)
+    least = n - int(np.bincount(fold_of).max())
+    by_count = {count: np.zeros((n, K, K), np.int64) for count in (*(s for s in SHOTS if s < least), least)}
+    for fold in range(min(FOLDS, n)):
+        order = np.random.default_rng(fold).permutation(np.flatnonzero(fold_of != fold))
+        for count, confusions in by_count.items():
+            weight, bias = fit_head([examples[index] for index in (order if count == least else order[:count])], K)
+            for index in np.flatnonzero(fold_of == fold).tolist():
+                mask = examples[index].mask
+                predictions[index] = assemble(examples[index].parts, weight, bias, (mask.shape[1], mask.shape[0]))
+                confusions[index] = count_pixels(mask, predictions[index], K)
+    curve = {count: float(class_iou(confusions.sum(axis=0))[-1]) for count, confusions in by_count.items()}
+    return predictions, by_count[least], curve
+
+
+def segment_images(segmenter: Segmenter, images: Sequence[str], out: Path) -> Iterator[dict[str, Any]]:
+    """Segment images, write a mask (indices) and an overlay of each.
+
+    Yields:
+        For each image its path with the share of each class and the files, or with an error.
+    """
+    if len({Path(image).stem for image in images}) < len(images):
+        raise DataError("two images have the same name, and so would their masks", where=out)
+    for path in images:
+        try:
+            image = decode(path)
+        except ImageError as error:
+            yield {"path": path, "error": str(error)}
+            continue
+        mask, name = segmenter.predict(image), f"{Path(path).stem}.png"
+        indexed = Image.fromarray(mask)
+        indexed.putpalette(segmenter.colors().flatten().tolist())
+        files = {"mask": indexed, "overlay": segmenter.paint(image, mask)}
+        written = {kind: str(write_image(out / f"{kind}s" / name, picture)) for kind, picture in files.items()}
+        counts = np.bincount(mask.ravel(), minlength=len(segmenter.classes)) / mask.size
+        yield {"path": path, "shares": dict(zip(segmenter.classes, counts.tolist())), **written}
