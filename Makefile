@@ -42,14 +42,16 @@ unexport PYTHONDONTWRITEBYTECODE
 # A worker that ends is not replaced: xdist would begin its file again, and again with the test that ended it.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 
-# The tests of the pages drive Debian's chromium and axe-core; where these cannot be installed they are skipped, and say so.
+# The tests of the pages drive Debian's chromium, axe-core and onnxruntime-web; where these cannot be installed they are
+# skipped, and say so.
 browser:
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \
 	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "installing chromium for the tests of the page ..." \
 	  && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-driver >/dev/null; } \
 	  || echo "chromium and chromedriver are not installed (as root: apt-get install chromium chromium-driver)"
-	@test -e node_modules/axe-core/axe.min.js || { command -v npm >/dev/null && npm install --silent --no-save --no-package-lock axe-core >/dev/null; } \
-	  || echo "axe-core is not installed (npm install --no-save axe-core)"
+	@test -e node_modules/axe-core/axe.min.js -a -e node_modules/onnxruntime-web/dist || { \
+	  command -v npm >/dev/null && npm install --silent --no-save --no-package-lock axe-core onnxruntime-web@1.30.0 >/dev/null; } \
+	  || echo "axe-core and onnxruntime-web are not installed (npm install --no-save axe-core onnxruntime-web@1.30.0)"
 
 test: $(VENV)/.dev browser
 	@$(PYTEST) -m "not openvino"

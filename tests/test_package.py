@@ -27,6 +27,7 @@ IN_THE_WHEEL = (
     "recipes/paper-imagenet.toml",
     "serve/page/index.html",
     "serve/page/cat.jpg",
+    "serve/web/index.html",
     "data/doctor/review.js",
     "report/templates/base.html",
     "report/templates/style.css",

@@ -64,6 +64,7 @@ ENGINES: dict[str, dict[str, str]] = {
 }
 """Engines and their variants, spelled `torch:bf16` or `onnxruntime:cuda`; a runtime's own names of its devices."""
 ENGINE_NAMES = [f"{engine}:{name}" if name else engine for engine, names in ENGINES.items() for name in ("", *names)]
+TOLERANCE = 1e-4  # of an engine, relative to the largest output if that is above 1; float32 sums differ
 NUMERICS = {
     "google": Numerics(gelu="tanh", norm_eps=1e-6, position_resize="zoom"),
     "timm": Numerics(gelu="erf", norm_eps=1e-6, position_resize="bicubic_antialias"),

@@ -21,6 +21,7 @@ ELSEWHERE = {"docs/pytorch.md": "tests/test_pytorch_page.py also looks at its re
 TESTED_ELSEWHERE = {
     "--on ray": "tests/bulk/test_ray.py starts a cluster of processes",
     "similar --text": "needs vectors of a CLIP: tests/words/test_text_search.py",
+    "--to web": "needs onnxruntime-web: tests/engines/test_web.py",
     "vit push": "needs an account: tests/training/test_push.py uploads to a server of its own",
     "--calibrated": "needs more images, and a model that a temperature helps: tests/evaluation/test_evaluate.py",
 }

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from vitruvian.cache import cache_folder, file_lock, scratch_folder
-from vitruvian.engines.export import TOLERANCE, EngineForward, Forward, check_outputs, evaluating, export, fits_onnx
+from vitruvian.config import TOLERANCE
+from vitruvian.engines.export import EngineForward, Forward, check_outputs, evaluating, export, fits_onnx
 from vitruvian.engines.graph import open_single
 from vitruvian.engines.runtimes import (
     DEVICES,

@@ -1,8 +1,10 @@
 """Export a model to a graph for other runtimes; the graph is written only if its outputs equal the model's."""
 
+import dataclasses
 import json
 import logging
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,8 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from vitruvian.config import ViTConfig
+from vitruvian.config import TOLERANCE, ViTConfig
+from vitruvian.engines.graph import find_graph, open_graph, single_graph
 from vitruvian.engines.runtimes import BATCH_AXIS, FEATURES, Session
+from vitruvian.engines.web import copy_runtime, write_site
 from vitruvian.errors import ConversionError, UnknownNameError, argument, require
 from vitruvian.files import atomic_path, check_writable
 from vitruvian.model.batching import eval_mode
@@ -27,10 +31,9 @@ from vitruvian.settings import BatchSize, Record, Size, as_size, validate
 from vitruvian.weights.checkpoint_files import METADATA_KEY, Description
 from vitruvian.weights.load import check_finite, load, merged
 
-Format = Literal["onnx", "openvino", "torch"]
+Format = Literal["onnx", "openvino", "torch", "web"]
 Forward = Callable[[Tensor], Tensor]
 EngineForward = Callable[..., Tensor]  # of pixels and the name of an output, by default the logits
-TOLERANCE = 1e-4  # relative to the largest output if that is above 1; float32 sums in another order differ
 OPSET = 23  # the first with RMSNormalization and Attention (we use the latter only in attention poolers)
 MAX_ONNX_BYTES = 2**31 - 2**24  # an ONNX file is a protocol buffer, which holds at most 2 GiB
 MAX_PATCHES = 4096  # maximum number of patches per side in a graph with dynamic image size
@@ -47,14 +50,17 @@ class Exported(Record):
     largest_difference: float
     largest_output: float
     checked: tuple[tuple[int, ...], ...]  # shapes of the pixels that were compared
+    browser_difference: float | None = None  # of the probabilities of a photo in Chromium, if it is installed
 
     def __str__(self) -> str:
         size = "any image size" if self.image_size is None else "x".join(map(str, self.image_size))
         batch = "any batch size" if self.batch_size is None else f"batch size {self.batch_size}"
         shapes = ", ".join("x".join(map(str, shape)) for shape in self.checked)
+        differ = "; in Chromium, probabilities differ by at most"
+        browser = "" if self.browser_difference is None else f"{differ} {self.browser_difference:.2g}"
         return (
             f"{self.format}: {batch}, {size}; largest difference {self.largest_difference:.2g}, "
-            f"largest output {self.largest_output:.3g} (pixels {shapes})"
+            f"largest output {self.largest_output:.3g} (pixels {shapes}){browser}"
         )
 
 
@@ -76,8 +82,9 @@ def export(
 
     Args:
         model: A model, or a file, directory or published name to load.
-        path: Where to write: a file `.onnx` or `.pt2`, or a directory for OpenVINO.
-        to: `onnx`, `openvino` (a directory with `model.xml`), or `torch` (a `torch.export` program).
+        path: Where to write: a file `.onnx` or `.pt2`, or a directory for OpenVINO and the browser.
+        to: `onnx`, `openvino` (a directory with `model.xml`), `torch` (a `torch.export` program), or `web` (a new
+            folder with a page that runs the model in the browser, or the ONNX graph of `optimize`).
         batch_size: Fixed batch size; any if None.
         image_size: Image size of the graph; the model's own if None.
         dynamic_size: Accept any image size; position embeddings are resized inside the graph.
@@ -93,6 +100,9 @@ def export(
     """
     out = Path(path).expanduser()
     check_destination(out, to)
+    if to == "web":
+        settings = {"image_size": image_size, "dynamic_size": dynamic_size, "features": features}
+        return export_site(model, out, {"batch_size": batch_size, "num_heads": num_heads, **settings})
     if isinstance(model, str | Path):
         model = load(model, num_heads=num_heads, image_size=image_size)
     model = merged(model)
@@ -128,14 +138,39 @@ def export(
     )
 
 
+def export_site(model: Model | str | Path, path: Path, settings: dict[str, Any]) -> Exported:
+    """Write a folder with a page that runs a model, or an ONNX graph without other settings, in the browser."""
+    graphs: list[Path | None] = []
+    if isinstance(model, str | Path) and not any(settings.values()):
+        graphs = [single_graph(Path(model).expanduser()), find_graph(model)]
+    existing = next((graph for graph in graphs if graph is not None and graph.suffix == ".onnx"), None)
+    with atomic_path(path) as new:
+        (new / "page").mkdir(parents=True)
+        copy_runtime(new / "page")  # first, because it may fail
+        if existing is None:
+            report = export(model, new / "model.onnx", **settings)
+        else:
+            shutil.copyfile(existing, new / "model.onnx")
+        graph = open_graph(new / "model.onnx")
+        if existing is not None:
+            shape = (1, graph.config.in_channels, *graph.config.image_size)
+            largest = float(graph(torch.zeros(shape)).abs().max())
+            same: Any = {"largest_difference": 0.0, "largest_output": largest, "checked": (shape,)}
+            report = Exported(path="", format="onnx", batch_size=1, image_size=shape[2:], **same)
+        difference = write_site(new, graph)
+    return dataclasses.replace(report, path=str(path), format="web", browser_difference=difference)
+
+
 def check_destination(path: Path, to: str) -> None:
     if to not in get_args(Format):
-        raise UnknownNameError("format", to, get_args(Format), see="(onnx, openvino, torch)")
+        raise UnknownNameError("format", to, get_args(Format), see=f"({', '.join(get_args(Format))})")
     suffix = {"onnx": ".onnx", "torch": ".pt2"}.get(to, "")
     if suffix and (path.suffix != suffix or path.is_dir()):
         raise ConversionError(f"the file name of a graph for {to} must end in {suffix}", where=path)
     if not suffix and (path.is_file() or path.suffix in (".xml", ".onnx", ".pt2")):
         raise ConversionError(f"a graph for {to} is a folder; give the name of a folder", where=path)
+    if to == "web" and path.is_dir() and any(path.iterdir()):
+        raise ConversionError("already exists", where=path, hint="choose another name or remove it")
     check_writable(path)
 
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from vitruvian.cache import cache_folder
 from vitruvian.catalog import imagenet_labels
-from vitruvian.config import CascadeConfig, GraphConfig, ModelConfig, ModelMeta, Preprocess, ViTConfig
-from vitruvian.engines.export import TOLERANCE
+from vitruvian.config import TOLERANCE, CascadeConfig, GraphConfig, ModelConfig, ModelMeta, Preprocess, ViTConfig
 from vitruvian.engines.runtimes import DEVICES, FEATURES, FORMATS, OpenGraph, Session, installed, is_quantized, versions
 from vitruvian.errors import CheckpointError, ConfigError, ConversionError, FileError, argument, parsing
 from vitruvian.files import file_stamp, parse_object, read_object, short_hash, write_json

@@ -36,7 +36,8 @@ export async function sample(name) {
   return { blob: await response.blob(), name, sample: name };
 }
 
-export function listenForImages(use) {
+// Calls `use` with the images that a visitor gives, each as `prepare` returns it.
+export function listenForImages(use, prepare = shrunk) {
   async function take(files) {
     const images = [...files].filter((file) => !file.type || file.type.startsWith("image/"));
     if (!images.length) {
@@ -44,7 +45,7 @@ export function listenForImages(use) {
       return;
     }
     const chosen = images.slice(0, MOST_IMAGES);
-    const ready = await pending(() => Promise.all(chosen.map((file) => shrunk(file, file.name || TEXT.pastedName))));
+    const ready = await pending(() => Promise.all(chosen.map((file) => prepare(file, file.name || TEXT.pastedName))));
     use(ready);
     if (images.length > MOST_IMAGES) showProblem(TEXT.tooMany(MOST_IMAGES));
   }

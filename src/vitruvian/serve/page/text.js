@@ -53,6 +53,18 @@ export const TEXT = {
   savedClass: "This is a saved page: the map of this class needs the running service.",
   savedTrace: "This is a saved page: the numbers of this patch need the running service.",
 
+  // the page of `vit export --to web`
+  webGrid: "What the model sees",
+  webBrush: "Brush over the image: the model predicts again without these patches. Brush over them again, and they return.",
+  webFooter: "Keys, with the image in focus: arrows move the patch, Space erases it. Images stay in this browser: the model runs here.",
+  webPart: (width, height, share) => `${width} × ${height} pixels, of which the model sees ${share > 0.995 ? "all" : `this ${Math.round(100 * share)}%`}`,
+  webLoading: "loading the model",
+  webOffline: "Works offline",
+  webFailed: (reason) => `The model cannot run in this browser: ${reason}`,
+  webNoWorker: "it cannot start a module worker",
+  webUnreadable: (name) => `${name || "This"} is not an image that this browser can read.`,
+  webNotFinite: "The model returned values that are not finite.",
+
   // what takes long
   loading: "loading the models",
   preparing: "preparing the image",
