@@ -16,6 +16,7 @@ def save(path, pixels):
 
 def test_indices_are_classes_and_255_counts_for_none(tmp_path):
     save(tmp_path / "a.png", [[0, 2], [255, 0]])
+    (tmp_path / "._a.png").write_bytes(b"metadata")  # hidden, as beside some masks of Pets
     masks = open_masks(tmp_path)
     assert masks.classes == ("0", "2")
     assert masks.read(tmp_path / "a.jpg", (2, 2)).tolist() == [[0, 1], [IGNORED, 0]]

@@ -55,7 +55,8 @@ def open_masks(path: Path, classes: Sequence[str] = ()) -> Masks:
     """
     if path.suffix.lower() == ".json":
         return open_coco_masks(path)
-    files = {file.stem: file for file in sorted(path.rglob("*.png"))}
+    # Pets has a hidden file of metadata beside some masks
+    files = {file.stem: file for file in sorted(path.rglob("*.png")) if not file.name.startswith(".")}
     if not files:
         hint = "give a folder of PNG files, or a COCO .json file"
         raise DataError("no masks (*.png) in this folder or below it", where=path, hint=hint)
