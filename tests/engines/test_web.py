@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 import vitruvian as vt
+from vitruvian.compress import int8
 from vitruvian.config import Preprocess
 from vitruvian.data.preprocess import image_pixels, preprocess_image
 from vitruvian.engines import web
@@ -323,6 +324,19 @@ def test_the_graph_for_single_images_of_an_optimized_folder_is_taken(runtime, tm
     assert certificate.browser_difference is None
     assert certificate.largest_difference == 0
     assert '"temperature": 2.5' in (tmp_path / "site" / "model.json").read_text()
+
+
+def test_a_graph_in_int8_computes_the_same_in_the_browser(runtime, browser, tmp_path):
+    model = small_vit()
+    pixels = preprocess_image(CAT.read_bytes(), model.meta.preprocess)[None]
+    smoothed, inputs = int8.prepare(model, [torch.cat([pixels, pixels.flip(-1)])])
+    vt.export(smoothed, tmp_path / "float.onnx")
+    graph = tmp_path / "int8" / "model.onnx"
+    graph.parent.mkdir()
+    int8.write_int8(tmp_path / "float.onnx", graph, smoothed, int8.rounded_layers(smoothed, inputs))
+    certificate = vt.export(graph.parent, tmp_path / "site", to="web")
+    assert (tmp_path / "site" / "model.onnx").read_bytes() == graph.read_bytes()
+    assert 0 <= certificate.browser_difference <= 0.01
 
 
 def test_a_missing_browser_is_reported(runtime, tmp_path, monkeypatch, capsys):
