@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peers import Forward, declare_torchvision_operators
-from vitruvian.training.initial_model import return_freed_memory
+from vitruvian.machine import tune_allocator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,14 +149,14 @@ def megabytes_of(name: str, shape: str) -> float:
 
 
 def print_memory(name: str, shape: Shape) -> None:
-    if name.endswith("checkpointed"):
-        return_freed_memory()  # as in a run with this setting; it affects the whole process
     tiny = Shape(image=8, patch=4, layers=1, width=12, heads=1, batch=1, classes=2)
     stepper(*LIBRARIES[name](tiny), tiny)()  # imports what a step needs
     before = peak_kilobytes()
     step = stepper(*LIBRARIES[name](shape), shape)
-    for _ in range(3):
-        step()
+    is_ours = name.startswith("vitruvian")  # as in our training loop
+    with tune_allocator(keep_freed=not name.endswith("checkpointed")) if is_ours else nullcontext():
+        for _ in range(3):
+            step()
     print((peak_kilobytes() - before) / 1024)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import pkgutil
 import re
@@ -206,6 +207,15 @@ def test_the_site_is_built_without_a_warning_and_asks_no_other_host(tmp_path):
     reference = (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
     assert 'id="vitruvian.load"' in reference
     assert 'id="vitruvian.load.load"' not in reference, "the module is shown instead of the function"
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_benchmarks_import_what_exists(script):
+    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "vitruvian":
+            module = importlib.import_module(str(node.module))
+            for name in node.names:
+                assert hasattr(module, name.name) or importlib.import_module(f"{node.module}.{name.name}")
 
 
 def test_commands_are_recognized_in_every_page_that_has_some():
