@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,8 @@ WRITE = [name for name in WORK if "{out}" in WORK[name]]
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "cache"))
+    # images that another test examined in this process would not be decoded again, so that no signal would be sent
+    monkeypatch.setattr(import_module("vitruvian.data.doctor.scan"), "_remembered", {})
 
 
 def words(name: str, corpus: Path, out: Path) -> list[str]:
