@@ -24,6 +24,7 @@ def scene(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_segmenter_is_trained_and_used(vit, weights, scene):
     (scene / "images" / "other.jpg").write_bytes((scene / "images" / "0.jpg").read_bytes())
     words = ["segment", scene / "images", "--masks", scene / "masks", "--classes", "background,dark"]

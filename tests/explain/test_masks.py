@@ -51,6 +51,10 @@ def test_polygons_are_drawn_over_the_background_in_their_order(tmp_path):
     (tmp_path / "coco.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match="a has a run-length mask; convert it to polygons or PNG files"):
         open_masks(tmp_path / "coco.json").read(tmp_path / "a.jpg", (6, 5))
+    content["annotations"][0]["segmentation"] = [[1, 2, 3]]
+    (tmp_path / "coco.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match="a has an invalid polygon"):
+        open_masks(tmp_path / "coco.json").read(tmp_path / "a.jpg", (6, 5))
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ def test_images_that_were_not_trained_on_are_segmented(trained):
     assert trained.confusions.sum() == 6 * 32 * 48
 
 
+@pytest.mark.slow
 def test_a_saved_segmenter_gives_the_same_masks(trained, scene, tmp_path):
     for _ in range(2):  # the second time, it replaces the first
         trained.save(tmp_path / "segmenter")

@@ -129,8 +129,11 @@ def open_coco_masks(path: Path) -> Masks:
         for value, polygons in by_stem[stem]:
             if not isinstance(polygons, list):
                 raise DataError(f"{stem} has a run-length mask", where=path, hint="convert it to polygons or PNG files")
-            for polygon in polygons:
-                ImageDraw.Draw(mask).polygon(polygon, fill=value)
+            try:
+                for polygon in polygons:
+                    ImageDraw.Draw(mask).polygon(polygon, fill=value)
+            except (TypeError, ValueError) as error:
+                raise DataError(f"{stem} has an invalid polygon: {error}", where=path) from error
         return np.asarray(mask)
 
     return Masks(names, {stem: partial(draw, stem) for stem in sizes})
