@@ -209,11 +209,23 @@ def test_data_frames_of_numbers_and_categories_keep_their_meaning(tmp_path, monk
     assert open_dataset(frame.set_index("label").reset_index()).train.labels().tolist() == [1, 0]
 
 
+def test_the_index_of_a_pandas_frame_is_no_target(tmp_path, monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    make_manifest(tmp_path, "")
+    monkeypatch.chdir(tmp_path)
+    frame = pandas.DataFrame({"path": [f"images/{i}.png" for i in (2, 1, 0)], "age": [1.5, 7, 3]})
+    for rows in (frame[frame.age < 5], frame.set_index(pandas.Index([5, 6, 8], name="id"))):  # row labels remain
+        assert open_dataset(rows, target="number", accepts=("number",)).train.classes == ("age",)
+    assert len(open_dataset(frame.set_index("path"), target="number", accepts=("number",)).train) == 3
+
+
 def test_a_data_frame_without_paths_is_refused(tmp_path):
     pandas = pytest.importorskip("pandas")
     with pytest.raises(DataError, match=r"the data frame: no column path among label"):
         open_dataset(pandas.DataFrame({"label": ["a"]}))
     with pytest.raises(DataError, match=r"the data frame"):
         open_dataset(pandas.DataFrame({"path": [object()], "label": ["a"]}))
+    with pytest.raises(DataError, match=r"row 2: no path; every row needs both"):
+        open_dataset(pandas.DataFrame({"path": ["a.png", None], "label": ["a", "b"]}))
     with pytest.raises(DataError, match=r"none of its first 1 images exists"):
         open_dataset(pandas.DataFrame({"path": ["no.png"], "label": ["a"]}))

@@ -73,6 +73,40 @@ def test_what_a_mask_must_not_show_is_named(pixels, classes, reason, tmp_path):
         open_masks(tmp_path, classes).read(tmp_path / "a.jpg", (2, 1))
 
 
+def test_two_masks_of_one_name_are_refused(tmp_path):
+    for name in ("train", "val"):
+        (tmp_path / name).mkdir()
+        save(tmp_path / name / "a.png", [[0, 1]])
+    with pytest.raises(DataError, match="two masks are called 'a'"):
+        open_masks(tmp_path)
+    assert open_masks(tmp_path / "val").classes == ("0", "1")
+
+
+def test_gray_masks_may_have_an_alpha_channel(tmp_path):
+    Image.fromarray(np.array([[0, 1]], np.uint8)).convert("LA").save(tmp_path / "a.png")
+    assert open_masks(tmp_path).read(tmp_path / "a.jpg", (2, 1)).tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("size", "polygon", "classes", "reason"),
+    [
+        (2, [0, 0, 1], 1, "a has an invalid polygon or size"),
+        (2, [0, "x", 1, 1], 1, "a has an invalid polygon or size"),
+        ("2", [0, 0, 1, 1, 1, 0], 1, "a has an invalid polygon or size"),
+        (2, [0, 0, 1, 1, 1, 0], 255, "256 classes, at most 255 are possible"),
+    ],
+)
+def test_invalid_polygons_and_too_many_classes_are_named(size, polygon, classes, reason, tmp_path):
+    content = {
+        "categories": [{"id": index, "name": str(index)} for index in range(classes)],
+        "images": [{"id": 1, "file_name": "a.jpg", "width": size, "height": 2}],
+        "annotations": [{"image_id": 1, "category_id": 0, "segmentation": [polygon]}],
+    }
+    (tmp_path / "coco.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=reason):
+        open_masks(tmp_path / "coco.json").read(tmp_path / "a.jpg", (2, 2))
+
+
 def test_missing_and_damaged_masks_are_named(tmp_path):
     with pytest.raises(DataError, match=r"no masks \(\*.png\) in this folder or below it; give a folder"):
         open_masks(tmp_path)

@@ -115,6 +115,17 @@ def test_ignored_pixels_change_neither_the_head_nor_the_measure(scene, tmp_path)
     assert torch.isfinite(weight).all()
 
 
+def test_masks_of_a_few_strokes_train_a_head(scene, tmp_path):
+    model = random_model(image_size=(32, 48), patch_size=4)
+    for index in range(6):
+        mask = np.asarray(Image.open(scene / "masks" / f"{index}.png"))
+        strokes = np.full_like(mask, IGNORED)
+        strokes[::8] = mask[::8]  # a quarter of each patch at most
+        Image.fromarray(strokes).save(tmp_path / f"{index}.png")
+    found = train_segmenter(images_of(scene), tmp_path, model, classes=["background", "dark"])
+    assert found.iou()[-1][1] > 80
+
+
 def test_iou_is_the_shared_part_of_the_union():
     values = class_iou(np.array([[6, 2, 0], [1, 3, 0], [0, 0, 0]]))
     np.testing.assert_allclose(values, [100 * 6 / 9, 100 * 3 / 6, np.nan, (100 * 6 / 9 + 50) / 2])

@@ -120,15 +120,21 @@ def open_manifest(files: list[Path], name: str, target: TargetSpec = AUTO, root:
 def open_frame(frame: Any, target: TargetSpec = AUTO) -> Dataset:
     """The manifest in a data frame of pandas or polars or in an Arrow table, with any paths.
 
-    It is stored in the cache under a digest of its content, where worker processes and later calls find it.
+    The index of a pandas frame is no column, unless it holds the paths. The manifest is stored in the cache under a
+    digest of its content, where worker processes and later calls find it.
     """
     name = "the data frame"
     with parsing(name, DataError):
         table = require("pyarrow", "parquet").table(frame)
-        position = rename_columns(name, table.column_names, ("path",)).index("path")
-        paths = [os.path.abspath(os.path.expanduser(path or "")) for path in table.column(position).to_pylist()]
-        root = Path(os.path.commonpath(map(os.path.dirname, paths))) if paths else Path.cwd()
-        table = table.set_column(position, "path", [[os.path.relpath(path, root) for path in paths]])
+        index = (table.schema.pandas_metadata or {}).get("index_columns", ())
+        column = table.column_names[rename_columns(name, table.column_names, ("path",)).index("path")]
+        table = table.drop_columns([label for label in index if isinstance(label, str) and label != column])
+        stated = table.column(column).to_pylist()
+        paths = [path and os.path.abspath(os.path.expanduser(path)) for path in stated]  # a row may have none
+        folders = [os.path.dirname(path) for path in paths if path]
+        root = Path(os.path.commonpath(folders)) if folders else Path.cwd()
+        relative = [path and os.path.relpath(path, root) for path in paths]
+        table = table.set_column(table.column_names.index(column), "path", [relative])
         content = io.BytesIO()
         require("pyarrow.parquet", "parquet").write_table(table, content)
     stem = hashlib.sha256(content.getvalue() + os.fsencode(root)).hexdigest()[:16]

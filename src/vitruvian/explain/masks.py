@@ -1,7 +1,8 @@
 """Masks of images, read from PNG files or from COCO polygons."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from PIL import Image, ImageDraw
 from vitruvian.data.decode import identify, reason
 from vitruvian.errors import DataError
 from vitruvian.files import read_object
-from vitruvian.text import brief
+from vitruvian.text import brief, describe_error
 
 # H rows and W columns of pixels
 
@@ -56,11 +57,13 @@ def open_masks(path: Path, classes: Sequence[str] = ()) -> Masks:
     if path.suffix.lower() == ".json":
         return open_coco_masks(path)
     # Pets has a hidden file of metadata beside some masks
-    files = {file.stem: file for file in sorted(path.rglob("*.png")) if not file.name.startswith(".")}
-    if not files:
+    found = [file for file in sorted(path.rglob("*.png")) if not file.name.startswith(".")]
+    if not found:
         hint = "give a folder of PNG files, or a COCO .json file"
         raise DataError("no masks (*.png) in this folder or below it", where=path, hint=hint)
+    files = dict(zip(unique_stems(found, path), found))
     named = dict(class_code(index, name) for index, name in enumerate(classes))
+    check_count(named, path)
     if not named:
         codes = sorted({int(code) for file in files.values() for code in np.unique(read_codes(file))} - {IGNORED})
         if len(codes) > MOST_CLASSES:
@@ -68,6 +71,19 @@ def open_masks(path: Path, classes: Sequence[str] = ()) -> Masks:
             raise DataError(what, where=path, hint="name the classes")
         named = {code_name(code): code for code in codes}
     return Masks(tuple(named), {stem: partial(read_mask, file, named) for stem, file in files.items()})
+
+
+def unique_stems(files: Iterable[Path], where: Path) -> list[str]:
+    """The stems of file names. Raises DataError if two are equal, because an image then has two masks."""
+    stems = [file.stem for file in files]
+    if twice := next((stem for stem, count in Counter(stems).items() if count > 1), ""):
+        raise DataError(f"two masks are called {twice!r}", where=where, hint="give the folder of one of them")
+    return stems
+
+
+def check_count(classes: Collection[str], where: Path) -> None:
+    if len(classes) > IGNORED:
+        raise DataError(f"{len(classes)} classes, at most {IGNORED} are possible", where=where)
 
 
 def class_code(index: int, name: str) -> tuple[str, int]:
@@ -101,7 +117,8 @@ def read_codes(file: Path) -> NDArray[np.int64]:
         with file.open("rb") as opened:
             image = identify(opened)
             image.load()
-        pixels = np.asarray(image.convert("RGB") if image.mode in ("RGB", "RGBA") else image).astype(np.int64)
+        mode = {"RGBA": "RGB", "LA": "L"}.get(image.mode, image.mode)
+        pixels = np.asarray(image if mode == image.mode else image.convert(mode)).astype(np.int64)
     except Exception as error:  # Pillow raises any kind of error for broken files
         raise DataError(f"damaged mask: {reason(error)}", where=file) from error
     return pixels if pixels.ndim == 2 else COLORED + (pixels << np.array([16, 8, 0])).sum(axis=2)
@@ -116,24 +133,26 @@ def open_coco_masks(path: Path) -> Masks:
         shapes: dict[Any, list[tuple[int, Any]]] = {entry["id"]: [] for entry in content["images"]}
         for annotation in content["annotations"]:
             shapes[annotation["image_id"]].append((index[annotation["category_id"]], annotation["segmentation"]))
-        sizes = {Path(entry["file_name"]).stem: (entry["width"], entry["height"]) for entry in content["images"]}
-        by_stem = {Path(entry["file_name"]).stem: shapes[entry["id"]] for entry in content["images"]}
+        stems = unique_stems([Path(entry["file_name"]) for entry in content["images"]], path)
+        sizes = {stem: (entry["width"], entry["height"]) for stem, entry in zip(stems, content["images"])}
+        by_stem = {stem: shapes[entry["id"]] for stem, entry in zip(stems, content["images"])}
         names = (BACKGROUND, *(str(category["name"]) for category in categories))
     except (KeyError, TypeError) as error:
         raise DataError(f"not COCO polygons: {error} is missing or of a wrong type", where=path) from error
     if not any(shapes.values()):
         raise DataError("no polygons in this file", where=path)
+    check_count(names, path)
 
     def draw(stem: str) -> Mask:
-        mask = Image.new("L", sizes[stem])
-        for value, polygons in by_stem[stem]:
-            if not isinstance(polygons, list):
-                raise DataError(f"{stem} has a run-length mask", where=path, hint="convert it to polygons or PNG files")
-            try:
+        if any(not isinstance(polygons, list) for _, polygons in by_stem[stem]):
+            raise DataError(f"{stem} has a run-length mask", where=path, hint="convert it to polygons or PNG files")
+        try:
+            mask = Image.new("L", sizes[stem])
+            for value, polygons in by_stem[stem]:
                 for polygon in polygons:
                     ImageDraw.Draw(mask).polygon(polygon, fill=value)
-            except (TypeError, ValueError) as error:
-                raise DataError(f"{stem} has an invalid polygon: {error}", where=path) from error
+        except (TypeError, ValueError, MemoryError, OverflowError) as error:
+            raise DataError(f"{stem} has an invalid polygon or size: {describe_error(error)}", where=path) from error
         return np.asarray(mask)
 
     return Masks(names, {stem: partial(draw, stem) for stem in sizes})

@@ -149,7 +149,10 @@ class Example:
     parts: list[Part]  # in float16
 
     def pairs(self, K: int) -> tuple[Tensor, Tensor]:
-        """Tokens (P, F) and the share of each class in a patch (P, K), without patches that are mostly ignored."""
+        """Tokens (P, F) and the share of each class in a patch (P, K).
+
+        Patches that are mostly ignored are left out, unless all patches of a tile are, as in masks of a few strokes.
+        """
         labels = torch.from_numpy(self.mask.astype(np.int64))
         ones = F.one_hot(labels.where(labels != IGNORED, K), K + 1)[:, :, :K].permute(2, 0, 1).float()
         rows = []
@@ -158,6 +161,7 @@ class Example:
             shares = grid.flatten(1).T
             known = shares.sum(dim=1, keepdim=True)
             counts = known[:, 0] >= 0.5
+            counts = counts if counts.any() else known[:, 0] > 0
             rows.append((tokens.flatten(0, 1)[counts], (shares / known)[counts]))
         tokens, shares = (torch.cat(column) for column in zip(*rows))
         return tokens, shares
