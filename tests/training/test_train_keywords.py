@@ -36,12 +36,14 @@ def test_weights_are_the_second_argument(tmp_path):
 
 def test_values_of_other_libraries_and_tables_are_changes(tmp_path):
     keywords = {"lr": np.float32(0.5), "weights": tmp_path, "augment": {"hflip": 0}, "freeze": ("embed.*",)}
+    keywords["lrs"] = np.array([0.5, 2.0])
     assert join_changes({"final": "best"}, keywords, ()) == {
         "final": "best",
         "lr": 0.5,
         "weights": tmp_path,
         "augment.hflip": 0,
         "freeze": ("embed.*",),
+        "lrs": [0.5, 2.0],
     }
 
 

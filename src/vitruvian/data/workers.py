@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import traceback
 import warnings
@@ -146,7 +147,7 @@ def unguarded_script() -> str:
     A worker imports the script again and would start workers itself. Code without a file, such as a notebook, is not
     imported, nor is the `__main__` of a package.
     """
-    for frame, line in traceback.walk_stack(None):
+    for frame, line in traceback.walk_stack(sys._getframe()):
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
             path, spec = frame.f_globals.get("__file__"), frame.f_globals.get("__spec__")
             if path != frame.f_code.co_filename or (spec is not None and spec.name.endswith(".__main__")):

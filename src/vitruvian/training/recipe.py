@@ -516,7 +516,7 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
         elif value is None:
             raise ConfigError(f"{name}=None is not a value", hint="leave it out for the default")
         else:
-            yield name, value.item() if hasattr(value, "item") else value  # of NumPy or PyTorch
+            yield name, value.tolist() if hasattr(value, "tolist") else value  # of NumPy or PyTorch
 
 
 def join_changes(settings: RecipeChanges, keywords: Mapping[str, Any], arguments: Iterable[str]) -> dict[str, Any]:

@@ -208,7 +208,7 @@ def resume(
     run = run if isinstance(run, run_folder.Run) else run_folder.Run.open(run)
     lengths = {"epochs", "steps"} & settings.keys()
     longer = run.finished and lengths
-    for key in settings.keys() - HARMLESS - (lengths if longer else set()):
+    for key in sorted(settings.keys() - HARMLESS - (lengths if longer else set())):
         change, hint = f"{key}={settings[key]}", "start a new run"
         if key in lengths:
             hint = f"resume the run to its end first, then train longer with {change}"
