@@ -38,7 +38,8 @@ def small_vit(**meta):
     model = vt.build(config)
     torch.nn.init.normal_(model.head.weight, std=0.3)
     preprocess = Preprocess(image_size=(48, 64), fit="crop", scaled_size=(56, 72), interpolation="bicubic")
-    model.meta = model.meta.replace(preprocess=preprocess, **{"temperature": 1.5, "origin": "random"} | meta)
+    defaults = {"preprocess": preprocess, "temperature": 1.5, "origin": "random"}
+    model.meta = model.meta.replace(**defaults | meta)
     return model.eval()
 
 
@@ -363,6 +364,9 @@ def test_models_without_classes_are_refused(runtime, tmp_path):
             vt.export(model, tmp_path / "site", to="web")
     with pytest.raises(ConversionError, match="one image at a time"):
         vt.export(small_vit(), tmp_path / "site", to="web", batch_size=2)
+    naflex = small_vit(preprocess=Preprocess(image_size=(48, 64), fit="naflex", patch_size=16, max_num_patches=12))
+    with pytest.raises(ConversionError, match="needs one size of images; give image_size"):
+        vt.export(naflex, tmp_path / "site", to="web", dynamic_size=True)
     assert not (tmp_path / "site").exists()
 
 

@@ -20,7 +20,7 @@ from vitruvian.catalog import title_of
 from vitruvian.config import GraphConfig, ViTConfig
 from vitruvian.data.preprocess import preprocess_image
 from vitruvian.engines.graph import Graph
-from vitruvian.errors import ConversionError, HubError
+from vitruvian.errors import ConversionError, HubError, argument
 from vitruvian.files import digest, json_bytes, short_hash
 from vitruvian.progress import print_status
 from vitruvian.text import describe_error
@@ -69,6 +69,8 @@ def write_site(folder: Path, graph: Graph) -> float | None:
     if config.num_classes == 0 or meta.score_function == "identity" or single.shape[0] not in (None, 1):
         reason = "a page in the browser needs a model that predicts classes, one image at a time"
         raise ConversionError(reason, hint="for a CLIP or SigLIP, `vit convert --labels` makes one")
+    if meta.preprocess.fit == "naflex":
+        raise ConversionError(f"a page in the browser needs one size of images; give {argument('image_size')}")
     package = files("vitruvian")
     shared = [package / "serve" / "page" / name for name in SHARED_FILES]
     for source in (*shared, package / "report/templates/base.css", *(package / "serve" / "web").iterdir()):
