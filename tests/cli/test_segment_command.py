@@ -47,6 +47,17 @@ def test_a_segmenter_is_trained_and_used(vit, weights, scene):
     assert "is a segmenter; --masks needs the weights of a ViT" in err
 
 
+def test_a_folder_with_other_files_is_kept(vit, weights, scene):
+    before = {path: path.read_bytes() for path in scene.rglob("*.png")}
+    words = ["segment", scene / "images", "--masks", scene / "masks", "--model", weights, "--out"]
+    assert vit(*words, scene / "segmenter")[0] == 0
+    assert vit(*words, scene / "segmenter")[0] == 0  # replaces its own result
+    for arguments in ([*words, scene], ["segment", scene / "images", "--model", scene / "segmenter", "--out", scene]):
+        code, _, err = vit(*arguments)
+        assert (code, err) == (1, f"error: {scene}: already exists; choose another folder\n")
+    assert all(path.read_bytes() == content for path, content in before.items())
+
+
 def test_wrong_use_is_one_line(vit, weights, scene):
     images, out = scene / "images", ["--out", scene / "out"]
     code, _, err = vit("segment", images, "--model", weights, *out)

@@ -9,7 +9,7 @@ import typer
 
 import vitruvian as vt
 from vitruvian.cli import options as opt
-from vitruvian.cli.options import finish, flag, import_torch, match_value, option, split_names
+from vitruvian.cli.options import check_new, finish, flag, import_torch, match_value, option, split_names
 from vitruvian.progress import print_notes, print_status, track
 from vitruvian.text import printable, table
 
@@ -51,6 +51,8 @@ def segment(
     if is_segmenter is (masks is not None):
         reason = "a segmenter; --masks needs the weights of a ViT" if masks else "no segmenter; --masks trains one"
         raise typer.BadParameter(f"{model} is {reason}", param_hint="--model")
+    if not (out / (SETTINGS if masks else "overlays")).exists():  # from an earlier run, which is replaced
+        check_new(out, "choose another folder")
     if masks is None:
         given = {"--classes": classes, "--layers": layers, "--tile": tile, "--image-size": image_size}
         if stored := [name for name, value in given.items() if value is not None]:
