@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from reference import SHAPES, random_model, random_pixels
 
-from vitruvian.errors import ConfigError, DataError
+from vitruvian.errors import ConfigError, DataError, NotFiniteError
 from vitruvian.explain import Explainer, MapSettings, fit_components, paint, patch_tokens
 from vitruvian.explain.patches import otsu_threshold, without_sinks
 
@@ -34,6 +34,19 @@ def test_tokens_are_those_of_the_patches_alone(name):
     last = model.forward_intermediates(random_pixels(model), ["block_2"])["block_2"][:, model.config.prefix_tokens :]
     wanted = torch.nn.functional.layer_norm(last, (16,)).view(2, 2, 3, 16)
     torch.testing.assert_close(tokens[..., 16:][~sinks], wanted[~sinks])
+
+
+@pytest.mark.parametrize("num_classes", [0, 3])
+def test_tokens_that_are_not_finite_are_reported(num_classes):
+    model = random_model(num_classes=num_classes)
+    with torch.no_grad():
+        model.blocks[0].mlp.fc2.weight.fill_(3e38)
+    explainer = Explainer(model, PCA)
+    if num_classes:
+        assert "NaN or infinite" in explainer.explain(photo()).error
+    else:
+        with pytest.raises(NotFiniteError, match="NaN or infinite"):
+            explainer.explain(photo())
 
 
 def test_a_sink_is_replaced_by_the_patches_around_it():

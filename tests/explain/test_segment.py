@@ -69,9 +69,20 @@ def test_a_saved_segmenter_gives_the_same_masks(trained, scene, tmp_path):
     assert json.loads((tmp_path / "segmenter" / "segment.json").read_text())["images"] == 6
     page = (tmp_path / "segmenter" / "report.html").read_text()
     assert "the segmenter has a mean IoU of" in page
-    (tmp_path / "segmenter" / "head.safetensors").unlink()
-    with pytest.raises(DataError, match="not a complete segmenter"):
-        Segmenter.load(tmp_path / "segmenter")
+    settings = tmp_path / "segmenter" / "segmenter.json"
+    stored = json.loads(settings.read_text())
+    for change, reason in (
+        ({"tile": "a"}, "not a complete segmenter: tile='a' is not an integer"),
+        ({"layers": [0, 1, 99]}, "layer 99 does not exist"),
+        ({"classes": ["a"]}, "the head does not fit the model"),
+    ):
+        settings.write_text(json.dumps(stored | change))
+        with pytest.raises(DataError, match=reason):
+            Segmenter.load(tmp_path / "segmenter")
+    for break_head in (lambda head: head.write_bytes(b"broken"), lambda head: head.unlink()):
+        break_head(tmp_path / "segmenter" / "head.safetensors")
+        with pytest.raises(DataError, match="not a complete segmenter"):
+            Segmenter.load(tmp_path / "segmenter")
 
 
 def test_predictions_are_masks_and_overlays(trained, scene, tmp_path):

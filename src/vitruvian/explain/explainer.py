@@ -16,7 +16,7 @@ from vitruvian.data.decode import ImageInput, decode
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.engines.graph import ImageModel
 from vitruvian.engines.runtimes import EngineName
-from vitruvian.errors import ConfigError, DataError, ImageError, UnknownNameError, nearest
+from vitruvian.errors import ConfigError, DataError, ImageError, NotFiniteError, UnknownNameError, nearest
 from vitruvian.explain.attention import attention_map, attention_rollout, check_head, gradient_attention, require_vit
 from vitruvian.explain.deletion import Curve, deletion_curves
 from vitruvian.explain.overlay import file_name, image_with_crop, overlay, paint, seen_box, write_arrays
@@ -158,7 +158,8 @@ class Explainer:
 
     def _fit(self, images: Sequence[ImageInput]) -> Components | None:
         pixels = (pixels for _, pixels in self._load(images) if isinstance(pixels, Tensor))
-        grids = (self.patches(image)[0] for image in pixels)
+        tokens = (self.patches(image)[0] for image in pixels)
+        grids = (grid for grid in tokens if grid.isfinite().all())
         first = next(grids, None)
         return None if first is None else fit_components(chain([first], grids), len(images))
 
@@ -239,6 +240,8 @@ class Explainer:
                 yield Map(name="rollout", title="attention rollout, all layers", values=values)
             elif method == "pca":
                 tokens, sinks = self.patches(pixels)
+                if not tokens.isfinite().all():
+                    raise NotFiniteError(NOT_FINITE)
                 fitted = components or fit_components([tokens], 1)
                 layer = vit.layer(default_layer(vit) if settings.layer is None else settings.layer)
                 title = f"principal components of the patches after layer {layer}"

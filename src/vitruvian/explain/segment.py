@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -28,7 +29,7 @@ from vitruvian.progress import Track, no_tracking
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.color import COLORS
 from vitruvian.report.html import PAGE, percent_bar, render, thumbnail, write_image
-from vitruvian.settings import Size
+from vitruvian.settings import Range, Size, validate
 from vitruvian.text import plural
 from vitruvian.weights.checkpoint_files import write_safetensors
 from vitruvian.weights.load import load
@@ -42,6 +43,7 @@ OVERLAP = 0.25  # share of a tile that the next one repeats
 MOST_SHOWN = 6  # maximum number of images on the page
 SETTINGS, HEAD, NUMBERS = "segmenter.json", "head.safetensors", "segment.json"
 
+Tile = Annotated[int, Range(1, 2**20)] | None  # side in pixels; None for the whole image
 Box = tuple[int, int, int, int]  # left, top, right, bottom
 Part = tuple[Box, Tensor]  # a tile of an image, and its tokens (R, C, F)
 
@@ -65,10 +67,12 @@ class Segmenter:
         try:
             head, layers, classes = load_file(path / HEAD), tuple(stored["layers"]), tuple(stored["classes"])
             vit = require_patches(Encoder(load(path), device=device).torch_model)
-            if head["weight"].shape != (vit.config.width * len(layers), len(classes)):
+            shapes = {"weight": (vit.config.width * len(layers), len(classes)), "bias": (len(classes),)}
+            if {name: tuple(tensor.shape) for name, tensor in head.items()} != shapes:
                 raise DataError("the head does not fit the model", where=path)
-            return cls(vit=vit, layers=layers, classes=classes, tile=stored["tile"], **head)
-        except (KeyError, TypeError, ValueError, OSError) as error:
+            layers, tile = tuple(map(vit.layer, layers)), validate("tile", Tile, stored["tile"])
+            return cls(vit=vit, layers=layers, classes=classes, tile=tile, **head)
+        except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
             raise DataError(f"not a complete segmenter: {error}", where=path) from error
 
     def save(self, folder: str | Path) -> None:
@@ -281,9 +285,10 @@ def train_segmenter(
         track: Wraps the iterator over images to show progress.
 
     Raises:
-        ConfigError: The model has no patch tokens.
+        ConfigError: The model has no patch tokens, or not these layers; or `tile` is not positive.
         DataError: There are no masks, they do not fit the images, or they show only one class.
     """
+    validate("tile", Tile, tile)
     vit = require_patches(Encoder(model, image_size=image_size, device=device).torch_model)
     depth, opened = vit.config.depth, open_masks(Path(masks).expanduser(), classes)
     chosen = [vit.layer(layer) for layer in layers or [max(0, round(depth * part) - 1) for part in (0.5, 0.75, 1)]]
