@@ -109,7 +109,7 @@ OPTIONS = {
     "--against --num-heads --image-size --adapter --engine --precision --compile",
     "pack": "--side --format --quality --shard-mb --workers",
     "export": "--to --batch-size --image-size --dynamic-size --features --num-heads --overwrite --json",
-    "optimize": "--calibrate --max-loss --only --images --minutes --evaluate --engine --weight-bits --report "
+    "optimize": "--calibrate --max-loss --only --images --minutes --evaluate --engine --weight-bits "
     "--tome-r --image-size --split --batch-size --num-heads --json",
     "bench": "--model -m --engine --batches --rounds --image --plot --json --num-heads --image-size --tome-r --device "
     "--precision --compile --csv --adapter",

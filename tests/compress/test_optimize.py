@@ -11,36 +11,12 @@ import vitruvian as vt
 from vitruvian.compress import fewer_tokens
 from vitruvian.compress.int8 import dense_layers
 from vitruvian.compress.loss import AccuracyLoss
-from vitruvian.compress.optimize import Candidate, CompressionSearch, Optimized, fastest_single, frontier, optimize_page
+from vitruvian.compress.optimize import Candidate, CompressionSearch, Optimized, fastest_single, frontier
 from vitruvian.config import CascadeConfig
 from vitruvian.engines import choose, graph
 from vitruvian.engines.export import export
 from vitruvian.errors import CheckpointError, ConfigError, ConversionError
 from vitruvian.weights.save import save
-
-
-def test_the_page_draws_the_frontier_and_names_what_was_written():
-    def tried(name, points, speedup):
-        return {"name": name, "engine": name, "loss": {"points": points}, "speedup": speedup}
-
-    rows = [
-        tried("torch", 0.0, 1.0),
-        tried("openvino", 0.0, 1.5),
-        tried("int8", 0.4, 1.75),
-        tried("worse", 0.6, 1.25),
-    ]
-    numbers = {
-        "candidates": rows,
-        "max_loss": 0.5,
-        "images": "40 images",
-        "batch_size": 16,
-        "chosen": "int8",
-        "speedup": 1.75,
-    }
-    page = optimize_page("a model", numbers, [], "a note")
-    assert "Written: int8." in page
-    assert "0.40" in page
-    assert frontier([(0.0, 1.0), (0.0, 1.5), (0.4, 1.75), (0.6, 1.25)]) == [(0.0, 1.5), (0.4, 1.75)]
 
 
 def half_as_fast(forwards, pixels):
@@ -89,6 +65,20 @@ def test_layers_with_equal_weights_stay_float_and_the_search_continues(images, t
 def candidate(points=0.0, **changes):
     loss = AccuracyLoss(images=10, agreement=100.0, expected=points, expected_error=0.0, labeled=0)
     return Candidate(**{"engine": "onnxruntime", "int8_layers": 0, "loss": loss, "path": "graph", **changes})
+
+
+def test_the_page_draws_the_frontier_and_names_what_was_written():
+    baseline = candidate(engine="torch", path="", seconds=1.0, single_seconds=1.0)
+    chosen = candidate(points=0.4, int8_layers=8, seconds=0.5, single_seconds=0.5)
+    others = [candidate(seconds=0.8, single_seconds=0.8), candidate(points=0.6, seconds=0.75, single_seconds=0.7)]
+    request = {"path": "fast", "max_loss": 0.5, "batch_size": 16, "sample": "40 images"}
+    candidates = (chosen, *others, baseline)
+    page = Optimized(**request, candidates=candidates, chosen=chosen, single=chosen, baseline=baseline).page("a model")
+    assert "a model: 2.00 times as fast" in page
+    assert "Written: onnxruntime, int8 in 8 layers." in page
+    assert "40 images; batch size 16, at most 0.5 points may be lost" in page
+    assert "0.40" in page
+    assert frontier([(0.0, 1.0), (0.0, 1.5), (0.4, 1.75), (0.6, 1.25)]) == [(0.0, 1.5), (0.4, 1.75)]
 
 
 def test_single_images_have_the_fastest_graph_for_them():

@@ -1,7 +1,5 @@
 """A model is written in int8 only if it keeps the predictions and is faster; its graph computes the simulation."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ import vitruvian as vt
 from vitruvian.compress import int8
 from vitruvian.compress.int8 import write_int8
 from vitruvian.compress.loss import PixelSample, accuracy_loss, read_sample
-from vitruvian.compress.optimize import CALIBRATION_IMAGES, write_quantized
+from vitruvian.compress.optimize import CALIBRATION_IMAGES
 from vitruvian.config import CascadeConfig, ResNetConfig
 from vitruvian.engines import runtimes
 from vitruvian.engines.export import export
@@ -120,15 +118,6 @@ def test_a_quantized_graph_runs_in_int8_at_a_fixed_batch_size_too(quantized, tmp
     kinds = [node.op_type for node in onnx.load(str(tmp_path / "runs.onnx")).graph.node]
     int8_products = kinds.count("MatMulIntegerToFloat") + kinds.count("DynamicQuantizeMatMul")
     assert int8_products >= len(report.sensitivity) - len(report.float_layers)
-
-
-@pytest.mark.slow
-def test_the_page_draws_the_sensitivity(quantized, tmp_path):
-    _, _, report = quantized
-    page = write_quantized(tmp_path / "report", report.to_json(), str(report)).read_text()
-    assert "<svg" in page
-    assert "blocks.1.mlp.fc2" in page
-    assert json.loads((tmp_path / "report" / "quantize.json").read_text())["loss"]["images"] == 70
 
 
 @pytest.mark.slow

@@ -157,8 +157,8 @@ PAGES = {
     "optimize.html": {
         "chosen": "int8",
         "tile_values": TILES,
-        "loss_note": "lost",
         "chart": CHART,
+        "columns": ["", ">images/s", ">speedup", ">one by one", ">max. points lost", ">top-1", ""],
         "candidates": [("float", 10.0, 1.0, 0.0, 100.0, 90.0, ""), ("int8", 20.0, 2.0, 0.3, 99.0, 89.8, "chosen")],
         "note": "a note",
     },
@@ -171,13 +171,6 @@ PAGES = {
         "tried": [("linear", {"1e-3": 81.0})],
         "notes": ["one note"],
         "unreadable_images": UNREADABLE,
-    },
-    "quantize.html": {
-        "tile_values": TILES,
-        "chart": CHART,
-        "layers": [(f"blocks.{block}.mlp", 0.1, "int8") for block in range(30)],
-        "loss_note": "lost",
-        "tried": [(0, 0.4), (1, 0.3)],
     },
     "review.html": {"items": [], "content": {}},
     "segment.html": {

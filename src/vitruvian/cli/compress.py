@@ -17,7 +17,7 @@ CSV = option("FILE", "Write a row per engine and batch size, with this machine a
 SEARCH, INT8, TOKENS = "The search", "int8 (--only int8)", "Fewer tokens (--only merge, --only cascade)"
 USED = {
     "": {"max_loss", "images", "minutes", "batch_size"},
-    "int8": {"max_loss", "evaluate", "engine", "weight_bits", "report", "batch_size"},
+    "int8": {"max_loss", "evaluate", "engine", "weight_bits", "batch_size"},
     "merge": {"tome_r", "split"},
     "cascade": {"tome_r", "image_size", "max_loss", "split"},
 }
@@ -30,7 +30,6 @@ MINUTES = option("N", "Time limit for trying candidates; the final measurement c
 EVALUATE = option("DATA", "Other images for measuring the loss, with labels if there are any.", panel=INT8)
 INT8_ENGINE = typer.Option(help="Engine that will run the model and is timed.", rich_help_panel=INT8)
 WEIGHT_BITS = option("N", "7 for every processor, 8 with VNNI [default: for this one].", panel=INT8, min=7, max=8)
-REPORT = option("FOLDER", "Write the results as JSON and report.html.", panel=INT8, file_okay=False)
 TOME_R = option("R", "Tokens to merge per layer, such as 8.", panel=TOKENS, parser=parse_tome_r)
 FIRST_SIZE = option("SIZE", "Input size of a cascade's first pass.", panel=TOKENS, parser=parse_size)
 SPEED_BATCH = option("N", "Batch size of the speed measurement.", "--batch-size", panel=opt.ADVANCED, min=1, max=65_536)
@@ -98,7 +97,6 @@ def optimize(
     evaluate: Annotated[str | None, EVALUATE] = None,
     engine: Annotated[Literal["onnxruntime", "openvino"], INT8_ENGINE] = "onnxruntime",
     weight_bits: Annotated[int | None, WEIGHT_BITS] = None,
-    report: Annotated[Path | None, REPORT] = None,
     tome_r: Annotated[Any, TOME_R] = None,
     image_size: Annotated[Any, FIRST_SIZE] = None,
     split: Annotated[str | None, option("NAME", "Use only this split of --calibrate.", panel=TOKENS)] = None,
@@ -138,8 +136,6 @@ def optimize(
         vt.save(model, destination)
         print(json.dumps(facts) if as_json else f"{text}\nwrote {destination}")
         return
-    from vitruvian.compress.optimize import write_quantized
-
     fitting: Any = {"calibrate": calibrate, "batch_size": batch_size, "num_heads": num_heads} | loss
     result: Any
     if only == "int8":
@@ -148,8 +144,6 @@ def optimize(
     else:
         result = vt.optimize(source, destination, **fitting, images=images, minutes=minutes)
     print(json.dumps(result.to_json()) if as_json else f"{result}\nwrote {result.path}")
-    if report is not None:
-        print_status(f"wrote {write_quantized(report, result.to_json(), str(result))}")
 
 
 def check_used(ctx: typer.Context, only: str | None) -> None:

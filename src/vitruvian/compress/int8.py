@@ -50,45 +50,35 @@ def dense_layers(model: Model) -> dict[str, nn.Linear]:
     return {name: layer for name, layer in modules.items() if isinstance(layer, nn.Linear)}
 
 
-class Fold(NamedTuple):
-    """Layers that read the same channels, and the parameters that produce them, one row per channel."""
+def folds(model: ViT) -> Iterator[tuple[str, tuple[nn.Linear, ...], tuple[Tensor, ...]]]:
+    """All places where scales can be moved.
 
-    readers: tuple[nn.Linear, ...]
-    producers: tuple[Tensor, ...]
-    name: str  # of the first reader
-
-
-def folds(model: ViT) -> Iterator[Fold]:
-    """All places where scales can be moved."""
+    Yields:
+        The name of a layer, the layers that read the same channels, and the parameters that produce them, one row per
+        channel.
+    """
     for index, block in enumerate(model.blocks):
         assert isinstance(block, Block)
         attention, mlp, name = block.attn, block.mlp, f"blocks.{index}"
         if isinstance(block, ParallelBlock):
-            yield Fold((attention.qkv, mlp.fc1), affine(block.norm1), f"{name}.attn.qkv")
+            yield f"{name}.attn.qkv", (attention.qkv, mlp.fc1), parameters(block.norm1)
         elif not isinstance(block, ResPostNormBlock):
-            yield Fold((attention.qkv,), affine(block.norm1), f"{name}.attn.qkv")
-            yield Fold((mlp.fc1,), affine(block.norm2), f"{name}.mlp.fc1")
+            yield f"{name}.attn.qkv", (attention.qkv,), parameters(block.norm1)
+            yield f"{name}.mlp.fc1", (mlp.fc1,), parameters(block.norm2)
         if not isinstance(attention.norm, nn.Identity):
-            yield Fold((attention.proj,), affine(attention.norm), f"{name}.attn.proj")
+            yield f"{name}.attn.proj", (attention.proj,), parameters(attention.norm)
         elif type(attention) is Attention:  # its output is a weighted mean of values; differential attention has a norm
-            values = last_rows(attention.qkv, 2 * attention.proj.in_features)
-            yield Fold((attention.proj,), values, f"{name}.attn.proj")
+            values = parameters(attention.qkv, 2 * attention.proj.in_features)
+            yield f"{name}.attn.proj", (attention.proj,), values
         if not isinstance(mlp.norm, nn.Identity):
-            yield Fold((mlp.fc2,), affine(mlp.norm), f"{name}.mlp.fc2")
+            yield f"{name}.mlp.fc2", (mlp.fc2,), parameters(mlp.norm)
         elif mlp.gated:  # the gate is nonlinear, its factor is linear
-            yield Fold((mlp.fc2,), last_rows(mlp.fc1, mlp.fc2.in_features), f"{name}.mlp.fc2")
+            yield f"{name}.mlp.fc2", (mlp.fc2,), parameters(mlp.fc1, mlp.fc2.in_features)
 
 
-def affine(norm: nn.Module) -> tuple[Tensor, ...]:
-    """Weight and bias of a norm."""
-    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
-    parameters = (norm.weight, norm.bias if isinstance(norm, nn.LayerNorm) else None)
-    return tuple(parameter.data for parameter in parameters if parameter is not None)
-
-
-def last_rows(layer: nn.Linear, start: int) -> tuple[Tensor, ...]:
-    """Weight and bias of the outputs from `start` on."""
-    return tuple(parameter.data[start:] for parameter in (layer.weight, layer.bias) if parameter is not None)
+def parameters(module: nn.Module, start: int = 0) -> tuple[Tensor, ...]:
+    """Weight and bias of a norm or a dense layer, for its outputs from `start` on."""
+    return tuple(parameter.data[start:] for parameter in module.parameters())
 
 
 def smooth(model: ViT, maxima: Mapping[str, Tensor], alpha: float = ALPHA) -> ViT:
@@ -100,7 +90,7 @@ def smooth(model: ViT, maxima: Mapping[str, Tensor], alpha: float = ALPHA) -> Vi
     which floats are multiplied without rounding: the model's outputs stay bitwise equal.
     """
     smoothed = deepcopy(model)
-    for readers, producers, name in folds(smoothed):
+    for name, readers, producers in folds(smoothed):
         if not producers:  # a norm without parameters
             continue
         weights = torch.stack([reader.weight.data.abs().amax(dim=0) for reader in readers]).amax(dim=0)
@@ -118,7 +108,6 @@ def smooth(model: ViT, maxima: Mapping[str, Tensor], alpha: float = ALPHA) -> Vi
 @contextmanager
 def hook_inputs(layers: Mapping[str, nn.Linear], hook: Callable[[str, Tensor], Tensor | None]) -> Iterator[None]:
     """In this block, call `hook(name, x)` with the input of each layer; a returned tensor replaces it."""
-
     with ExitStack() as stack:
         for name, layer in layers.items():
             handle = layer.register_forward_pre_hook(lambda _, args, name=name: hook(name, args[0]))
@@ -475,10 +464,8 @@ def find_products(nodes: Iterable[Any], stored: Mapping[str, NDArray[Any]], mode
         for index, (part, factor) in enumerate(parts):
             key = checksum(part.weight.detach().numpy().T)
             if key in known and known[key].layer != name:
-                reason = (
-                    f"{known[key].layer} and {name} have equal weights, so they cannot be distinguished in the graph"
-                )
-                raise ConversionError(reason)
+                reason = "have equal weights, so they cannot be distinguished in the graph"
+                raise ConversionError(f"{known[key].layer} and {name} {reason}")
             known[key] = Product(name, index, slice(index * count, (index + 1) * count), factor)
     weights = {node.output[0]: stored.get(node.input[1]) for node in nodes if node.op_type == "MatMul"}
     keys = {output: checksum(weight) for output, weight in weights.items() if weight is not None}

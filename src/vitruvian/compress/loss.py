@@ -38,10 +38,6 @@ BATCH_SIZE = 16
 RESAMPLES = 100  # bootstrap resamples for the standard error of a metric of several labels or numbers
 SAME_NUMBER = 0.01  # standard deviations by which two predicted numbers may differ and count as the same
 ONE_SIDED = 1.645  # standard errors of a one-sided 95% confidence bound
-LOSS_NOTE = (
-    "Maximum points lost: the larger of two estimates, one from the labels, one from the model's own probabilities for "
-    "changed predictions plus 1.645 standard errors. Measured on images that were not used for fitting."
-)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -11,7 +11,7 @@ import shutil
 import statistics
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,16 +25,8 @@ from torch import Tensor
 from vitruvian.cache import scratch_folder
 from vitruvian.compress import fewer_tokens, int8
 from vitruvian.compress.fewer_tokens import Counts
-from vitruvian.compress.int8 import DENSE_LAYERS, Int8Input, Int8Layer, dense_layers, write_int8
-from vitruvian.compress.loss import (
-    BATCH_SIZE,
-    LOSS_NOTE,
-    MIN_IMAGES,
-    AccuracyLoss,
-    PixelSample,
-    accuracy_loss,
-    read_sample,
-)
+from vitruvian.compress.int8 import Int8Input, Int8Layer, dense_layers, write_int8
+from vitruvian.compress.loss import BATCH_SIZE, MIN_IMAGES, AccuracyLoss, PixelSample, accuracy_loss, read_sample
 from vitruvian.config import CascadeConfig
 from vitruvian.engines.choose import RunMode, measure, open_forward
 from vitruvian.engines.export import Forward, check_model, export
@@ -47,7 +39,7 @@ from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.progress import print_status, track
 from vitruvian.report.chart import Chart, Line
-from vitruvian.report.html import PAGE, render, write_report
+from vitruvian.report.html import PAGE, render
 from vitruvian.settings import BatchSize, check_range, validate
 from vitruvian.text import format_duration, table
 from vitruvian.weights.load import without_cascade
@@ -155,12 +147,38 @@ class Optimized:
             rows.append((candidate.name, *speeds, f"{loss.points:.2f}", f"{loss.agreement:.1f}", top1, remark))
         return rows
 
-    def __str__(self) -> str:
+    def columns(self) -> tuple[str, ...]:
         metric = f">{self.chosen.loss.metric}"
-        columns = ("", ">images/s", ">speedup", ">one by one", ">max. points lost", ">same predictions %", metric, "")
+        return "", ">images/s", ">speedup", ">one by one", ">max. points lost", ">same predictions %", metric, ""
+
+    def page(self, name: str) -> str:
+        """Speed against loss of all candidates of the model `name`."""
+        points: dict[str, list[tuple[float, float]]] = {}
+        for candidate in self.candidates:
+            points.setdefault(candidate.engine, []).append((candidate.loss.points, self.speedup(candidate)))
+        lines = [Line(engine, values, scatter=True) for engine, values in sorted(points.items())]
+        lines.append(Line("frontier", frontier([point for values in points.values() for point in values])))
+        tiles = {
+            "speedup over torch": f"{self.speedup(self.chosen):.2f}",
+            "max. points lost": f"{self.chosen.loss.points:.2f}",
+        }
+        return render(
+            "optimize.html",
+            title=f"{name}: {self.headline}",
+            subtitle=f"{self.sample}; batch size {self.batch_size}, at most {self.max_loss:g} points may be lost",
+            chosen=self.chosen.name,
+            tile_values=tiles,
+            chart=Chart(title="speedup over torch", lines=lines, x_label="points lost"),
+            columns=self.columns(),
+            candidates=self.rows(),
+            note=str(self.chosen.loss),
+        )
+
+    def __str__(self) -> str:
         speedup = describe_speedup(self.single_speedup, "not faster")
         single = f"single images, {self.single.name}: {speedup}; {self.single.loss}"
-        return f"{table(columns, self.rows())}\n\n{self.chosen.name}: {self.headline}; {self.chosen.loss}\n{single}"
+        chosen = f"{self.chosen.name}: {self.headline}; {self.chosen.loss}"
+        return f"{table(self.columns(), self.rows())}\n\n{chosen}\n{single}"
 
 
 def optimize(
@@ -225,34 +243,9 @@ def optimize(
             search.write(chosen, folder)
             if single is not chosen:
                 write_graph(Path(single.path), folder, "single", single.engine)
-            numbers = result.to_json()
-            (folder / "optimize.json").write_bytes(json_bytes(numbers))
-            title = f"{classifier.name}: {result.headline}"
-            page = optimize_page(title, numbers, result.rows(), str(result.chosen.loss))
-            (folder / PAGE).write_text(page, encoding="utf-8")
+            (folder / "optimize.json").write_bytes(json_bytes(result.to_json()))
+            (folder / PAGE).write_text(result.page(classifier.name), encoding="utf-8")
     return result
-
-
-def optimize_page(title: str, numbers: Mapping[str, Any], rows: Sequence[Sequence[object]], note: str) -> str:
-    """Speed against loss of all candidates."""
-    candidates, allowed = numbers["candidates"], numbers["max_loss"]
-    points: dict[str, list[tuple[float, float]]] = {}
-    for candidate in candidates:
-        points.setdefault(candidate["engine"], []).append((candidate["loss"]["points"], candidate["speedup"]))
-    lines = [Line(engine, values, scatter=True) for engine, values in sorted(points.items())]
-    lines.append(Line("frontier", frontier([point for values in points.values() for point in values])))
-    lost = next(c["loss"]["points"] for c in candidates if c["name"] == numbers["chosen"])
-    return render(
-        "optimize.html",
-        title=title,
-        subtitle=f"{numbers['images']}; batch size {numbers['batch_size']}, at most {allowed:g} points may be lost",
-        chosen=numbers["chosen"],
-        tile_values={"speedup over torch": f"{numbers['speedup']:.2f}", "max. points lost": f"{lost:.2f}"},
-        loss_note=LOSS_NOTE,
-        chart=Chart(title="speedup over torch", lines=lines, x_label="points lost"),
-        candidates=rows,
-        note=note,
-    )
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -392,34 +385,6 @@ def check_request(path: Path, max_loss: float, batch_size: int) -> None:
     validate("batch_size", BatchSize, batch_size)
     check_engine("onnxruntime")  # writes int8
     check_writable(path)
-
-
-def write_quantized(folder: Path, numbers: dict[str, Any], summary: str) -> Path:
-    """Write quantize.json and report.html into a new folder; returns the path of the page."""
-    loss, sensitivity = numbers["loss"], numbers["sensitivity"]
-    tiles = {
-        "same predictions": f"{loss['agreement']:.1f} %",
-        "max. points lost": f"{loss['points']:.2f}",
-        f"speedup over float, batch size {numbers['batch_size']}": f"{numbers['speedup']:.2f}",
-        "size": f"{numbers['bytes_after'] / 1e6:.1f} of {numbers['bytes_before'] / 1e6:.1f} MB",
-    }
-    if loss["before"] is not None:
-        tiles[loss["metric"]] = f"{loss['before']:.2f} -> {loss['after']:.2f}"
-    lines = []
-    for layer in DENSE_LAYERS:
-        blocks = {name.split(".")[1]: value for name, value in sensitivity.items() if name.endswith(layer)}
-        lines.append(Line(layer, sorted((float(block), 1000 * value) for block, value in blocks.items())))
-    page = render(
-        "quantize.html",
-        title=Path(numbers["path"]).name,
-        subtitle=summary.replace("\n", "; "),
-        tile_values=tiles,
-        chart=Chart(title="divergence in millinats", lines=lines, x_label="block", log_y=True),
-        layers=[(n, 1000 * v, "float" if n in numbers["float_layers"] else "int8") for n, v in sensitivity.items()],
-        loss_note=LOSS_NOTE,
-        tried=numbers["tried"],
-    )
-    return write_report(folder, name="quantize.json", numbers=numbers, page=page)
 
 
 @dataclass
