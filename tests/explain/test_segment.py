@@ -11,13 +11,12 @@ from reference import random_model
 from vitruvian.config import ResNetConfig
 from vitruvian.errors import ConfigError, DataError
 from vitruvian.explain.masks import IGNORED, open_masks
+from vitruvian.explain.patches import require_patches, tile_boxes
 from vitruvian.explain.segment import (
     Segmenter,
     class_iou,
     fit_head,
-    require_patches,
     segment_images,
-    tile_boxes,
     train_segmenter,
 )
 from vitruvian.model.build import build
@@ -152,7 +151,7 @@ def test_a_single_mask_trains_and_is_not_measured(scene, tmp_path):
 
 def test_what_cannot_be_trained_on_is_named(scene, tmp_path):
     model = random_model(image_size=(32, 48), patch_size=4)
-    with pytest.raises(ConfigError, match="this model has no patch tokens to segment with"):
+    with pytest.raises(ConfigError, match="this model has no patch tokens; use a Vision Transformer"):
         require_patches(build(ResNetConfig(image_size=32, stages=(1,), width=32, num_classes=2)))
     with pytest.raises(DataError, match="no image has a mask of its name"):
         train_segmenter([scene / "other.jpg"], scene / "masks", model)

@@ -45,13 +45,13 @@ def segment(
     """
     import_torch()
     from vitruvian.data.folder import find_images
-    from vitruvian.explain.segment import SETTINGS
 
-    is_segmenter = (Path(model).expanduser() / SETTINGS).is_file()
+    settings_file = vt.Segmenter.SETTINGS
+    is_segmenter = (Path(model).expanduser() / settings_file).is_file()
     if is_segmenter is (masks is not None):
         reason = "a segmenter; --masks needs the weights of a ViT" if masks else "no segmenter; --masks trains one"
         raise typer.BadParameter(f"{model} is {reason}", param_hint="--model")
-    if not (out / (SETTINGS if masks else "overlays")).exists():  # from an earlier run, which is replaced
+    if not (out / (settings_file if masks else "overlays")).exists():  # from an earlier run, which is replaced
         check_new(out, "choose another folder")
     if masks is None:
         given = {"--classes": classes, "--layers": layers, "--tile": tile, "--image-size": image_size}

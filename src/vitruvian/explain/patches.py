@@ -1,18 +1,39 @@
-"""Patch tokens of a frozen model, and their principal components as colors that mean the same in all images."""
+"""Patch tokens of a frozen model, what reads them, and their principal components as colors for all images."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
+from vitruvian.data.preprocess import apply_preprocess
+from vitruvian.errors import ConfigError, DataError
+from vitruvian.files import atomic_path, json_bytes, read_object
+from vitruvian.inference import Encoder
 from vitruvian.model.batching import eval_mode
+from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
+from vitruvian.settings import Range, Size, validate
+from vitruvian.weights.checkpoint_files import write_safetensors
+from vitruvian.weights.load import load
+from vitruvian.weights.save import save
 
-# B images, R rows and C columns of patches, D width, P patches of all images
+# B images, R rows and C columns of patches, D width, P patches of all images, K values per patch, H x W pixels
+
+OVERLAP = 0.25  # share of a tile that the next one repeats
+TENSORS = "head.safetensors"
+
+Tile = Annotated[int, Range(1, 2**20)] | None  # side in pixels; None for the whole image
+Box = tuple[int, int, int, int]  # left, top, right, bottom
+Part = tuple[Box, Tensor]  # a tile of an image, and its tokens (R, C, F)
 
 SINK = 2.0
 """A patch is an attention sink if its norm exceeds this many times the median of its image.
@@ -55,6 +76,111 @@ def without_sinks(grid: Tensor) -> tuple[Tensor, Tensor]:
     whole = (tokens * known).mean(dim=(2, 3), keepdim=True) / known.mean(dim=(2, 3), keepdim=True)
     around = torch.where(counts > 0, sums / counts.clamp(min=1e-6), whole)
     return torch.where(sinks[:, None], around, tokens).movedim(1, -1), sinks
+
+
+def require_patches(model: Model) -> ViT:
+    if not isinstance(model, ViT):
+        raise ConfigError("this model has no patch tokens; use a Vision Transformer")
+    return model
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PatchReader:
+    """A frozen ViT, and which of its patch tokens are read."""
+
+    vit: ViT
+    layers: tuple[int, ...]  # whose tokens are read
+    tile: int | None  # side in pixels of the tiles of larger images; None to resize the whole image
+
+    @property
+    def features(self) -> int:
+        """Number of features of a patch."""
+        return self.vit.config.width * len(self.layers)
+
+    def tokens(self, image: Image.Image) -> list[Part]:
+        """The tiles of an upright RGB image, each resized to the model's input without a crop, with their tokens."""
+        preprocess = self.vit.meta.preprocess.with_changes({"fit": "squash"})
+        device, parts = next(self.vit.parameters()).device, []
+        for box in tile_boxes(image.size, self.tile):
+            pixels = apply_preprocess(image.crop(box), preprocess)[None].to(device)
+            parts.append((box, patch_tokens(self.vit, pixels, self.layers)[0][0]))
+        return parts
+
+
+def open_reader(model: Any, layers: Sequence[int], tile: int | None, **options: Any) -> PatchReader:
+    """A reader of a model, or of weights to load with the `options` of `Encoder`.
+
+    By default, it reads the layers after a half, three quarters and all of the blocks.
+    """
+    validate("tile", Tile, tile)
+    vit = require_patches(Encoder(model, **options).torch_model)
+    chosen = layers or [max(0, round(vit.config.depth * part) - 1) for part in (0.5, 0.75, 1)]
+    return PatchReader(vit=vit, layers=tuple(sorted({vit.layer(layer) for layer in chosen})), tile=tile)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PatchModel(PatchReader):
+    """A reader with tensors and settings of its own, which a folder keeps."""
+
+    SETTINGS: ClassVar[str]  # the name of the file of settings
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors by their names."""
+        raise NotImplementedError
+
+    @classmethod
+    def _parse(cls, stored: dict[str, Any]) -> dict[str, Any]:
+        """The settings besides layers and tile."""
+        raise NotImplementedError
+
+    @classmethod
+    def load(cls, folder: str | Path, *, device: str = "auto") -> Self:
+        """What `save` wrote into a folder."""
+        path = Path(folder).expanduser()
+        stored = read_object(path / cls.SETTINGS)
+        try:
+            vit = require_patches(Encoder(load(path), device=device).torch_model)
+            layers, tile = tuple(map(vit.layer, stored["layers"])), validate("tile", Tile, stored["tile"])
+            loaded = cls(vit=vit, layers=layers, tile=tile, **cls._parse(stored), **load_file(path / TENSORS))
+            if any(tuple(getattr(loaded, name).shape) != shape for name, shape in loaded._shapes().items()):
+                raise DataError("the head does not fit the model", where=path)
+        except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
+            raise DataError(f"not a complete {Path(cls.SETTINGS).stem}: {error}", where=path) from error
+        return loaded
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model as `vt.save` does, the tensors and the settings into a folder."""
+        tensors = {name: getattr(self, name) for name in self._shapes()}
+        settings = {name: value for name, value in vars(self).items() if name != "vit" and name not in tensors}
+        with atomic_path(Path(folder).expanduser()) as draft:
+            save(self.vit, draft)
+            write_safetensors(draft / TENSORS, tensors, {})
+            (draft / self.SETTINGS).write_bytes(json_bytes(settings))
+
+
+def tile_boxes(size: Size, tile: int | None) -> list[Box]:
+    """Overlapping tiles that cover an image of `size` (columns, rows); the image itself if it is not larger."""
+
+    def starts(side: int) -> tuple[list[int], int]:
+        if tile is None or side <= tile:
+            return [0], side
+        count = -(-(side - tile) // max(1, int(tile * (1 - OVERLAP)))) + 1
+        return np.linspace(0, side - tile, count).round().astype(int).tolist(), tile
+
+    (lefts, width), (tops, height) = starts(size[0]), starts(size[1])
+    return [(left, top, left + width, top + height) for top in tops for left in lefts]
+
+
+def to_pixels(parts: Sequence[Part], size: Size) -> Tensor:
+    """Values (K, H, W) of pixels of an image of `size` (columns, rows) from values (R, C, K) of patches of its tiles.
+
+    They are interpolated between the centers of patches, and added where tiles overlap.
+    """
+    total = torch.zeros(parts[0][1].shape[-1], size[1], size[0])
+    for (left, top, right, bottom), values in parts:
+        grid = values.permute(2, 0, 1)[None]  # (1, K, R, C)
+        total[:, top:bottom, left:right] += F.interpolate(grid, (bottom - top, right - left), mode="bilinear")[0]
+    return total
 
 
 def default_layer(vit: ViT) -> int:

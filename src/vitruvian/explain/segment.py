@@ -3,90 +3,58 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from vitruvian.data.decode import ImageInput, decode
-from vitruvian.data.preprocess import apply_preprocess, resize_for_display
-from vitruvian.errors import ConfigError, DataError, ImageError
+from vitruvian.data.preprocess import resize_for_display
+from vitruvian.errors import DataError, ImageError
 from vitruvian.evaluation.metrics import Interval, bootstrap
 from vitruvian.evaluation.probe_classifiers import fit_ridge
 from vitruvian.explain.masks import BACKGROUND, IGNORED, Mask, open_masks
-from vitruvian.explain.patches import MOST_PATCHES, patch_tokens
-from vitruvian.files import atomic_path, json_bytes, read_object, write_json, write_text
-from vitruvian.inference import Encoder
-from vitruvian.model.build import Model
-from vitruvian.model.vit import ViT
+from vitruvian.explain.patches import MOST_PATCHES, Part, PatchModel, open_reader, to_pixels
+from vitruvian.files import write_json, write_text
 from vitruvian.progress import Track, no_tracking
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.color import COLORS
 from vitruvian.report.html import PAGE, percent_bar, render, thumbnail, write_image
-from vitruvian.settings import Range, Size, validate
+from vitruvian.settings import Size
 from vitruvian.text import plural
-from vitruvian.weights.checkpoint_files import write_safetensors
-from vitruvian.weights.load import load
-from vitruvian.weights.save import save
 
 # n images, R rows and C columns of patches, F features of a patch, P patches, K classes, H x W pixels
 
 FOLDS = 5
 SHOTS = (1, 5, 10, 50)  # numbers of masks to train on, to see how many are needed
-OVERLAP = 0.25  # share of a tile that the next one repeats
 MOST_SHOWN = 6  # maximum number of images on the page
-SETTINGS, HEAD, NUMBERS = "segmenter.json", "head.safetensors", "segment.json"
-
-Tile = Annotated[int, Range(1, 2**20)] | None  # side in pixels; None for the whole image
-Box = tuple[int, int, int, int]  # left, top, right, bottom
-Part = tuple[Box, Tensor]  # a tile of an image, and its tokens (R, C, F)
+NUMBERS = "segment.json"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Segmenter:
+class Segmenter(PatchModel):
     """A ViT with a linear head on its patch tokens. `train_segmenter` makes one, `Segmenter.load` reads it."""
 
-    vit: ViT
-    layers: tuple[int, ...]  # whose tokens the head reads
-    tile: int | None  # side in pixels of the tiles of larger images; None to resize the whole image
+    SETTINGS = "segmenter.json"
     classes: tuple[str, ...]
     weight: Tensor  # (F, K)
     bias: Tensor  # (K,)
 
-    @classmethod
-    def load(cls, folder: str | Path, *, device: str = "auto") -> Self:
-        """The segmenter that `save` wrote into a folder."""
-        path = Path(folder).expanduser()
-        stored = read_object(path / SETTINGS)
-        try:
-            head, layers, classes = load_file(path / HEAD), tuple(stored["layers"]), tuple(stored["classes"])
-            vit = require_patches(Encoder(load(path), device=device).torch_model)
-            shapes = {"weight": (vit.config.width * len(layers), len(classes)), "bias": (len(classes),)}
-            if {name: tuple(tensor.shape) for name, tensor in head.items()} != shapes:
-                raise DataError("the head does not fit the model", where=path)
-            layers, tile = tuple(map(vit.layer, layers)), validate("tile", Tile, stored["tile"])
-            return cls(vit=vit, layers=layers, classes=classes, tile=tile, **head)
-        except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
-            raise DataError(f"not a complete segmenter: {error}", where=path) from error
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"weight": (self.features, len(self.classes)), "bias": (len(self.classes),)}
 
-    def save(self, folder: str | Path) -> None:
-        """Write the model as `vt.save` does, the head and its settings into a folder."""
-        with atomic_path(Path(folder).expanduser()) as draft:
-            save(self.vit, draft)
-            write_safetensors(draft / HEAD, {"weight": self.weight, "bias": self.bias}, {})
-            settings = {"layers": self.layers, "classes": self.classes, "tile": self.tile}
-            (draft / SETTINGS).write_bytes(json_bytes(settings))
+    @classmethod
+    def _parse(cls, stored: dict[str, Any]) -> dict[str, Any]:
+        return {"classes": tuple(stored["classes"])}
 
     def predict(self, image: ImageInput) -> Mask:
         """The index of the class of each pixel (H, W). Raises ImageError if the image cannot be read."""
         decoded = decode(image)
-        return assemble(read_tokens(self.vit, decoded, self.layers, self.tile), self.weight, self.bias, decoded.size)
+        return assemble(self.tokens(decoded), self.weight, self.bias, decoded.size)
 
     def colors(self) -> NDArray[np.uint8]:
         """Red, green and blue of each index, (256, 3); black for the background and for ignored pixels."""
@@ -103,44 +71,9 @@ class Segmenter:
         return Image.fromarray(np.rint(painted).astype(np.uint8))
 
 
-def require_patches(model: Model) -> ViT:
-    if not isinstance(model, ViT):
-        raise ConfigError("this model has no patch tokens to segment with; use a Vision Transformer")
-    return model
-
-
-def read_tokens(vit: ViT, image: Image.Image, layers: Sequence[int], tile: int | None) -> list[Part]:
-    """The tiles of an upright RGB image with their tokens; a tile is resized to the model's input, without a crop."""
-    preprocess, device = vit.meta.preprocess.with_changes({"fit": "squash"}), next(vit.parameters()).device
-    parts = []
-    for box in tile_boxes(image.size, tile):
-        pixels = apply_preprocess(image.crop(box), preprocess)[None].to(device)
-        parts.append((box, patch_tokens(vit, pixels, layers)[0][0]))
-    return parts
-
-
-def tile_boxes(size: Size, tile: int | None) -> list[Box]:
-    """Overlapping tiles that cover an image of `size` (columns, rows); the image itself if it is not larger."""
-
-    def starts(side: int) -> tuple[list[int], int]:
-        if tile is None or side <= tile:
-            return [0], side
-        count = -(-(side - tile) // max(1, int(tile * (1 - OVERLAP)))) + 1
-        return np.linspace(0, side - tile, count).round().astype(int).tolist(), tile
-
-    (lefts, width), (tops, height) = starts(size[0]), starts(size[1])
-    return [(left, top, left + width, top + height) for top in tops for left in lefts]
-
-
 def assemble(parts: Sequence[Part], weight: Tensor, bias: Tensor, size: Size) -> Mask:
-    """The class of each pixel (H, W) of an image of `size` (columns, rows) from the tokens of its tiles.
-
-    Scores are interpolated between the centers of patches, and added where tiles overlap.
-    """
-    scores = torch.zeros(len(bias), size[1], size[0])
-    for (left, top, right, bottom), tokens in parts:
-        grid = (tokens.float() @ weight + bias).permute(2, 0, 1)  # (K, R, C)
-        scores[:, top:bottom, left:right] += F.interpolate(grid[None], (bottom - top, right - left), mode="bilinear")[0]
+    """The class of each pixel (H, W) of an image of `size` (columns, rows) from the tokens of its tiles."""
+    scores = to_pixels([(box, tokens.float() @ weight + bias) for box, tokens in parts], size)
     return np.asarray(scores.argmax(dim=0).to(torch.uint8).numpy())
 
 
@@ -288,17 +221,15 @@ def train_segmenter(
         ConfigError: The model has no patch tokens, or not these layers; or `tile` is not positive.
         DataError: There are no masks, they do not fit the images, or they show only one class.
     """
-    validate("tile", Tile, tile)
-    vit = require_patches(Encoder(model, image_size=image_size, device=device).torch_model)
-    depth, opened = vit.config.depth, open_masks(Path(masks).expanduser(), classes)
-    chosen = [vit.layer(layer) for layer in layers or [max(0, round(depth * part) - 1) for part in (0.5, 0.75, 1)]]
+    reader = open_reader(model, layers, tile, image_size=image_size, device=device)
+    opened = open_masks(Path(masks).expanduser(), classes)
     matched = [Path(image) for image in images if Path(image).stem in opened.readers]
     if len({path.stem for path in matched}) < max(1, len(matched)):
         reason = "two images have the same name" if matched else "no image has a mask of its name"
         raise DataError(reason, where=masks)
     left_out = len(images) - len(matched)
     notes, K = [f"{plural(left_out, 'image')} without a mask left out"] * bool(left_out), len(opened.classes)
-    layers, examples = tuple(sorted(set(chosen))), []
+    examples = []
     for path in track(matched, len(matched)):
         try:
             image = decode(path)
@@ -307,8 +238,7 @@ def train_segmenter(
             continue
         mask = opened.read(path, image.size)
         if (mask != IGNORED).any():
-            parts = [(box, tokens.half()) for box, tokens in read_tokens(vit, image, layers, tile)]
-            examples.append(Example(path, mask, parts))
+            examples.append(Example(path, mask, [(box, tokens.half()) for box, tokens in reader.tokens(image)]))
     seen = sorted({int(index) for example in examples for index in np.unique(example.mask)} - {IGNORED})
     if len(seen) < 2:
         only = f"only the class {opened.classes[seen[0]]!r}" if seen else "no class"
@@ -317,7 +247,7 @@ def train_segmenter(
         notes.append("not measured: a single mask leaves no other image to measure on")
     measured = cross_validate(examples, K) if len(examples) > 1 else ([], np.zeros((0, K, K), np.int64), {})
     weight, bias = fit_head(examples, K)
-    segmenter = Segmenter(vit=vit, layers=layers, tile=tile, classes=opened.classes, weight=weight, bias=bias)
+    segmenter = Segmenter(**vars(reader), classes=opened.classes, weight=weight, bias=bias)
     results = dict(zip(("predictions", "confusions", "curve"), measured))
     return Segmentation(segmenter=segmenter, examples=examples, notes=tuple(notes), **results)  # type: ignore[arg-type]
 
