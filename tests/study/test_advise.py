@@ -131,7 +131,7 @@ def test_what_there_is_no_time_for_is_predicted_with_its_basis(photos, weights, 
 @pytest.mark.slow
 def test_a_short_fine_tuning_is_measured_and_the_long_one_predicted(photos, weights, monkeypatch):
     monkeypatch.setattr(module, "LEAST_STEPS", 1)
-    monkeypatch.setattr(module, "plan", lambda *a, **k: replace(plan(*a, **k), training_seconds=600.0))
+    monkeypatch.setattr(module, "plan", lambda *a, **k: replace((p := plan(*a, **k)), step_seconds=600 / p.steps))
     short, long = vt.advise(photos, [weights], minutes=15).options[-2:]
     assert (short.name, short.is_measured) == ("fine-tuning, 1 epochs", True)
     assert (long.name, long.is_measured) == ("fine-tuning, 6 epochs", False)

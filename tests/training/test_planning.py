@@ -37,8 +37,7 @@ def test_a_plan_counts_steps_work_and_evaluations():
     assert found.epochs == pytest.approx(50 / 44)  # 44 whole batches of 32 images
     assert found.evaluations == 2  # after the epoch, and at the end
     assert found.run_multiply_adds == 3 * multiply_adds(found.config) * 50 * 32
-    assert found.seconds == found.training_seconds + found.evaluation_seconds
-    assert found.training_seconds == pytest.approx(50 * found.step_seconds)
+    assert found.seconds == pytest.approx(50 * found.step_seconds + found.evaluation_seconds)
 
 
 def test_memory_is_that_of_weights_moments_mean_and_a_step():
@@ -61,13 +60,6 @@ def test_activation_checkpointing_needs_less_memory():
     deep = TINY | {"depth": 8, "patch_size": 2}
     plain, checkpointed = (planned(architecture=deep, grad_checkpointing=on).step_bytes for on in (False, True))
     assert checkpointed < 0.5 * plain
-
-
-def test_a_later_higher_resolution_makes_the_run_longer():
-    found = planned(resolutions=((0.5, 16),))
-    work = [multiply_adds(found_config(), size) for size in (8, 16)]
-    assert found.run_multiply_adds == 3 * 32 * 25 * sum(work)
-    assert found.training_seconds == pytest.approx(found.step_seconds * 25 * (1 + work[1] / work[0]))
 
 
 def found_config():

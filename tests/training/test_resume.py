@@ -34,7 +34,6 @@ DEMANDING = (
     "average=ema",
     "patch_drop=0.25",
     "grad_accum_steps=2",
-    "resolutions=[[0, 8], [0.6, 12]]",
 )
 """Everything that uses chance or memory."""
 

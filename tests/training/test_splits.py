@@ -1,4 +1,4 @@
-"""Data and transforms of the caller, resolutions over a run, runs in use, scripts without a guard."""
+"""Data and transforms of the caller, runs in use, scripts without a guard."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ from vitruvian.errors import ConfigError, DataError, MissingExtraError, Training
 from vitruvian.training import Interrupted, resume, train
 from vitruvian.training.finetune import finetune, protocol_for
 from vitruvian.training.recipe import Recipe
-from vitruvian.training.splits import Stage, resolution_stages, run_multiply_adds
+from vitruvian.training.splits import run_multiply_adds
 
 SETTINGS = (*TINY, "steps=6", "batch_size=8", "image_size=8", "architecture.in_channels=1", "workers=0")
 
@@ -213,29 +213,9 @@ def test_a_missing_extra_is_said_before_the_data_is_opened(tmp_path, monkeypatch
 CONFIG = resolve("ViT-Ti/16")
 
 
-@pytest.mark.parametrize(
-    ("resolutions", "stages"),
-    [
-        ((), [Stage(0, 10, (224, 224))]),
-        (((0.0, 128),), [Stage(0, 10, (128, 128))]),
-        (((0.5, 128), (0.8, 256)), [Stage(0, 5, (224, 224)), Stage(5, 8, (128, 128)), Stage(8, 10, (256, 256))]),
-        (((1.0, 128),), [Stage(0, 10, (224, 224))]),
-    ],
-)
-def test_stages_follow_each_other_without_a_gap(resolutions, stages):
-    assert list(resolution_stages(Recipe(steps=10, resolutions=resolutions), (224, 224), 10)) == stages
-
-
-def test_work_is_that_of_each_step_at_its_own_size():
-    recipe = Recipe(steps=10, batch_size=4, resolutions=((0.5, 128),))
-    work = run_multiply_adds(recipe, CONFIG, resolution_stages(recipe, (224, 224), 10))
-    assert work == 3 * 4 * 5 * (multiply_adds(CONFIG, 224) + multiply_adds(CONFIG, 128))
-
-
 def test_tokens_left_out_save_work_where_there_are_tokens():
     recipe = Recipe(steps=10, patch_drop=0.5)
-    stages = resolution_stages(recipe, (224, 224), 10)
-    whole = recipe.replace(patch_drop=0.0)
-    assert run_multiply_adds(recipe, CONFIG, stages) == run_multiply_adds(whole, CONFIG, stages) / 2
-    resnet = resolve("BiT-R50x1")
-    assert run_multiply_adds(recipe, resnet, stages) == run_multiply_adds(whole, resnet, stages)
+    whole, config, resnet, size = recipe.replace(patch_drop=0.0), resolve("ViT-Ti/16"), resolve("BiT-R50x1"), (128, 128)
+    assert run_multiply_adds(whole, config, size, 10) == 3 * 128 * 10 * multiply_adds(config, size)
+    assert run_multiply_adds(recipe, config, size, 10) == run_multiply_adds(whole, config, size, 10) / 2
+    assert run_multiply_adds(recipe, resnet, size, 10) == run_multiply_adds(whole, resnet, size, 10)

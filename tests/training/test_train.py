@@ -96,14 +96,6 @@ def test_frozen_weights_stay(tmp_path):
     assert not torch.equal(run.model().head.weight, start.head.weight)
 
 
-def test_the_resolution_changes_at_its_share_of_the_run():
-    recipe = change_recipe(read_recipe("digits"), [*TINY, "resolutions=[[0, 4], [0.5, 12]]"])
-    images = split_data("digits", recipe)
-    augment = augment_for(recipe, model_for(recipe, images.classes))
-    batches = TrainingBatches(images.train, recipe, augment, Processes())
-    assert [batch.pixels.shape[-1] for batch in batches.from_step(4)] == [4, 4, *[12] * 6]
-
-
 def test_weights_that_are_not_finite_are_refused_before_the_first_step(tmp_path):
     broken = load(tiny_weights(tmp_path / "weights"))
     torch.nn.init.constant_(broken.norm.bias, float("nan"))
@@ -121,7 +113,6 @@ def test_weights_that_are_not_finite_are_refused_before_the_first_step(tmp_path)
         (("enlarge=1.2",), 8, 8),  # less than half a patch
         (("enlarge=2", "train_scale=0.75"), 12, 16),
         (("enlarge=2", "train_scale=0.5", "image_size=24"), 12, 24),
-        (("enlarge=2", "train_scale=0.75", "resolutions=[[0, 8]]"), 8, 16),
     ],
 )
 def test_a_model_is_measured_and_saved_for_larger_images_than_it_learns_from(tmp_path, settings, trained, measured):
@@ -132,7 +123,7 @@ def test_a_model_is_measured_and_saved_for_larger_images_than_it_learns_from(tmp
     model = model_for(recipe, images.classes)
     assert model.config.image_size == model.meta.preprocess.image_size == (measured, measured)
     batches = TrainingBatches(images.train, recipe, augment_for(recipe, model), Processes())
-    assert batches.stages[0].size == (trained, trained)
+    assert next(batches.from_step(0)).pixels.shape[-2:] == (trained, trained)
     run = train("digits", recipe=recipe, out=tmp_path / "run", settings=["steps=2"])
     assert Classifier(run.folder).model.config.image_size == (measured, measured)
 
@@ -153,11 +144,6 @@ def test_regularizers_of_a_vit_say_nothing_about_a_resnet(tmp_path):
     recipe = read_recipe("finetune-small").replace(weights=str(tmp_path / "w"), enlarge=1.0)
     assert "drop_path" in recipe.architecture
     assert model_for(recipe, ("cat", "dog")).config == resnet.config
-
-
-def test_a_resolution_that_the_patch_does_not_divide_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="image of 10x10 pixels is not divisible by the patch of 4"):
-        tiny_run(tmp_path, "resolutions=[[0.5, 10]]")
 
 
 def test_tokens_are_left_out_while_training_only():

@@ -25,7 +25,7 @@ from vitruvian.training.journal import Listener, ProgressListener
 from vitruvian.training.planning import plan
 from vitruvian.training.recipe import OTHER_CLASSES, Recipe, change_recipe, read_recipe, recipe_names
 from vitruvian.training.run_folder import RUNS, Run, RunState, is_free, lock_folder
-from vitruvian.training.splits import DataRef, fit_batch_size, resolution_stages, run_multiply_adds, split_data
+from vitruvian.training.splits import DataRef, fit_batch_size, run_multiply_adds, split_data
 from vitruvian.training.train import check_recipe
 
 Metric = Literal["top1", "fewshot"]
@@ -291,12 +291,12 @@ def plan_study(
         config = config_of(recipe, 0 if recipe.objective == "masked" else len(splits.classes))
         recipe = recipe.replace(batch_size=fit_batch_size(recipe, len(splits.train), 1))
         steps = recipe.steps or max(1, round(recipe.epochs * (len(splits.train) // recipe.batch_size)))
-        scratch, stages = recipe, resolution_stages(recipe, scale_size(config, recipe.train_scale), steps)
+        scratch, size = recipe, scale_size(config, recipe.train_scale)
         if pretrained is not None:
             weights = str(pretrained.folder.absolute())
             recipe = recipe.replace(weights=weights, architecture=without_shape(recipe))
         words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{title} seed {recipe.seed}")
-        work = run_multiply_adds(recipe, config, stages)
+        work = run_multiply_adds(recipe, config, size, steps)
         run = StudyRun(folder=folder / words, recipe=recipe, title=words, scratch=scratch, multiply_adds=work)
         return runs.setdefault(fingerprint(recipe.to_json()), run), len(splits.train), parameters(config)
 

@@ -236,7 +236,7 @@ def finetunings(
     recipe = choose_recipe(data, RECIPE, weights=model)
     with waiting("measuring a few training steps ..."):
         planned = plan(data, recipe, seconds=min(10.0, 3 * minutes))
-    evaluation, step = planned.evaluation_seconds / planned.evaluations, planned.training_seconds / planned.steps
+    evaluation, step = planned.evaluation_seconds / planned.evaluations, planned.step_seconds
     head = evaluation * len(sources[0]) / len(sources[1])  # features to fit the head to
     seconds, epochs, per_epoch = planned.seconds + head, planned.epochs, planned.steps / planned.epochs
     same_images = ["--set", f"val_fraction={HOLD_OUT}"] * sources[1].name.endswith("(held out)")

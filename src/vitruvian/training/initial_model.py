@@ -133,9 +133,6 @@ def prepare(model: Model, recipe: Recipe) -> Model:
         model.grad_checkpointing = recipe.grad_checkpointing
     elif recipe.grad_checkpointing:  # a recipe for both kinds of models may have patch_drop
         raise ConfigError("grad_checkpointing is for Vision Transformers, not for a ResNet")
-    if isinstance(model.config, ViTConfig):
-        for _, side in recipe.resolutions:
-            model.config.grid_of((side, side))  # raises if the patches do not divide it
     return model.train()
 
 

@@ -315,7 +315,7 @@ class Loop:
         if abs(steps - before) <= before / 20:
             return
         self.steps, self.trainer.schedule = steps, optim.Schedule(self.recipe, steps)
-        self.batches.end_at(steps)
+        self.batches.total = steps
         if self.processes.is_main:
             write_run(run.folder, run.recipe.replace(steps=steps), run.facts | {"steps": steps})
         notify(self.listeners, f"to meet the time limit: {steps:,} steps instead of {before:,}")
@@ -340,9 +340,8 @@ class Loop:
         """Open the journal, notify the listeners and handle signals until the stack is closed."""
         position = self.position
         self.checkpoints.clean()
-        stack.callback(self.batches.close)
         stack.callback(self.checkpoints.close, CLOSING_SECONDS)
-        for loader in (self.validation, *self.fewshot.loaders):
+        for loader in (self.batches.loader, self.validation, *self.fewshot.loaders):
             stack.enter_context(loader)
         if self.processes.is_main:
             path = self.run_folder.folder / METRICS_FILE

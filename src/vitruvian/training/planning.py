@@ -43,7 +43,6 @@ from vitruvian.training.splits import (
     Splits,
     continue_from,
     fit_to_data,
-    resolution_stages,
     run_multiply_adds,
     validation_loader,
 )
@@ -134,7 +133,7 @@ def architecture_for(recipe: Recipe, model: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingPlan:
-    """The cost of a run on this machine, from a few measured steps; other resolutions are scaled by their compute."""
+    """The cost of a run on this machine, from a few measured steps."""
 
     recipe: Recipe
     splits: Splits
@@ -149,13 +148,12 @@ class TrainingPlan:
     weight_bytes: int  # weights, optimizer state and averaged weights
     step_bytes: int  # gradients and activations at the peak of a step
     measured_steps: int
-    step_seconds: float  # at the resolution of the first steps, including the wait for the batch
-    training_seconds: float
+    step_seconds: float  # including the wait for the batch
     evaluation_seconds: float  # all evaluations together
 
     @property
     def seconds(self) -> float:
-        return self.training_seconds + self.evaluation_seconds
+        return self.steps * self.step_seconds + self.evaluation_seconds
 
 
 def plan(data: object, recipe: Recipe, *, seconds: float = 10.0) -> TrainingPlan:
@@ -167,12 +165,10 @@ def plan(data: object, recipe: Recipe, *, seconds: float = 10.0) -> TrainingPlan
         recipe, splits = fit_to_data(recipe, data, processes.world_size)
         trainer = Trainer(recipe, splits, processes, model_for(recipe, splits.classes, target_of(splits.train)))
         batches, starting, config = trainer.batches, trainer.model, trainer.model.config
-        with closing(batches):
+        with closing(batches.loader):
             steps, step_seconds, step_bytes = measure_steps(trainer, batches.from_step(0), seconds=seconds)
         with validation_loader(splits.validation, recipe, starting.meta.preprocess, processes) as loader:
             image_seconds = measure_evaluation(trainer, loader.batches(0))
-        works = [multiply_adds(config, stage.size) for stage in batches.stages]
-        work = sum(cost * (stage.end - stage.start) for cost, stage in zip(works, batches.stages))
         trained = sum(p.numel() for p in starting.parameters() if p.requires_grad)
         evaluations = -(-batches.total // batches.per_evaluation)
         return TrainingPlan(
@@ -185,12 +181,11 @@ def plan(data: object, recipe: Recipe, *, seconds: float = 10.0) -> TrainingPlan
             evaluations=evaluations,
             parameters=parameters(config),
             frozen=sum(p.numel() for p in starting.parameters() if not p.requires_grad),
-            run_multiply_adds=run_multiply_adds(recipe, config, batches.stages),
+            run_multiply_adds=run_multiply_adds(recipe, config, trainer.augment.image_size, batches.total),
             weight_bytes=VALUE_BYTES * (parameters(config) + trained * extra_copies(recipe)),
-            step_bytes=round(step_bytes * max(works) / works[0]),
+            step_bytes=step_bytes,
             measured_steps=steps,
             step_seconds=step_seconds,
-            training_seconds=step_seconds * work / works[0],
             evaluation_seconds=evaluations * len(splits.validation) * image_seconds,
         )
 
@@ -227,7 +222,7 @@ def fit_minutes(data: object, recipe: Recipe, minutes: float, keys: Container[st
     began = time.perf_counter()
     check_range("minutes", minutes, 0.01)
     is_given = any(key in keys for key in ("freeze_layers", "freeze", "image_size", "lora", "lora.rank", "enlarge"))
-    options = CHEAPER if recipe.weights and not recipe.resolutions and not is_given else CHEAPER[:1]
+    options = CHEAPER if recipe.weights and not is_given else CHEAPER[:1]
     measured = plan(data, recipe, seconds=min(10.0, 3 * minutes))
     full_size = measured.config
     for option in options:
@@ -244,7 +239,7 @@ def fit_minutes(data: object, recipe: Recipe, minutes: float, keys: Container[st
             fixed += evaluation * min(HEAD_IMAGES, len(measured.splits.train)) / max(1, len(measured.splits.validation))
         left = 60 * minutes * (1 - RESERVE) - (time.perf_counter() - began) - fixed
         between = evaluation * (measured.evaluations - 1) / measured.steps  # of the earlier evaluations, per step
-        steps = min(measured.steps, int(left / (measured.training_seconds / measured.steps + between)))
+        steps = min(measured.steps, int(left / (measured.step_seconds + between)))
         if steps >= min(measured.steps, MIN_EPOCHS * per_epoch):
             break
     if steps < 1:
@@ -469,7 +464,7 @@ def cluster_plan(
     images = min(images, chosen.max_train_samples or images)
     config = config_of(chosen, classes)
     steps = round(chosen.steps or chosen.epochs * images / chosen.batch_size)
-    work = run_multiply_adds(chosen, config, resolution_stages(chosen, config.image_size, steps))
+    work = run_multiply_adds(chosen, config, config.image_size, steps)
     state = VALUE_BYTES * parameters(config) * (2 + extra_copies(chosen))
     if isinstance(config, ViTConfig):
         activations = config.depth * (config.prefix_tokens + math.prod(config.grid)) * config.width * BLOCK_BYTES

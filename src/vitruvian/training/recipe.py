@@ -228,8 +228,6 @@ class Recipe(Settings):
     compile: bool = False
     patch_drop: Annotated[float, Range(0.0, 0.95)] = 0.0
     """Patch dropout: fraction of patch tokens dropped during training."""
-    resolutions: tuple[tuple[Share, Annotated[int, Range(1, MAX_SIDE)]], ...] = ()
-    """Pairs of a fraction of the run and the image side in pixels from there on; before the first, `image_size`."""
 
     eval_every: Annotated[float, Range(0.0, 1e9)] = 1.0
     """Epochs between evaluations; 0: only after the last step, which is always evaluated."""
@@ -305,8 +303,6 @@ class Recipe(Settings):
             raise ConfigError("sam_rho needs precision='float32' or 'bfloat16': float16 scales the gradients")
         if self.gsam_alpha and not self.sam_rho:
             raise ConfigError(f"gsam_alpha={self.gsam_alpha:g} needs sam_rho")
-        if [share for share, _ in self.resolutions] != sorted({share for share, _ in self.resolutions}):
-            raise ConfigError(f"resolutions={self.resolutions} are not in increasing order")
 
     def for_target(self, kind: str) -> "tuple[Recipe, list[str]]":
         """The recipe with a loss and a metric for this kind of target, and a note on what that changes.

@@ -5,7 +5,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -78,8 +78,8 @@ class CustomTransforms:
         """Raise if a package is missing or the transforms do not fit the recipe."""
         if self.train_transform is None:
             require_packages()
-        elif recipe.resolutions or recipe.train_scale != 1:
-            raise TrainingError("resolutions and train_scale cannot be used with train_transform=")
+        elif recipe.train_scale != 1:
+            raise TrainingError("train_scale cannot be used with train_transform=")
 
 
 NO_TRANSFORMS = CustomTransforms()
@@ -286,64 +286,44 @@ def fit_to_data(recipe: Recipe, data: object, world: int) -> tuple[Recipe, Split
 
 
 class TrainingBatches:
-    """The batches of a run in order, at the resolution that the recipe has for each step."""
+    """The batches of a run in order."""
 
     def __init__(
         self, source: Source, recipe: Recipe, augment: Augment, processes: Processes, transform: Transform | None = None
     ) -> None:
         """`transform` replaces the recipe's augmentation."""
-        self.source, self.recipe, self.augment, self.processes = source, recipe, augment, processes
-        self._transform, self._size = transform, cast(Size | None, None)
-        self._loader = self.loader(augment.image_size)
-        self.per_epoch = self._loader.steps_per_epoch  # in steps, as all of these
-        self.end_at(recipe.steps or max(1, round(recipe.epochs * self.per_epoch)))
+        self.loader = Loader(
+            source,
+            transform=as_transform(transform) if transform else train_transform(augment),
+            batch_size=recipe.batch_size,
+            training=True,
+            seed=recipe.seed,
+            workers=recipe.workers,
+            rank=processes.rank,
+            world=processes.world_size,
+            sampling=recipe.sampling,
+            repeats=recipe.aug_repeats,
+            alternate_flip=augment.alternate_flip,
+            max_unreadable=recipe.max_unreadable,
+        )
+        self.per_epoch = self.loader.steps_per_epoch  # in steps, as all of these
+        self.total = recipe.steps or max(1, round(recipe.epochs * self.per_epoch))
         self.per_evaluation = max(1, round(recipe.eval_every * self.per_epoch)) if recipe.eval_every else self.total
         """Steps between evaluations."""
-
-    def end_at(self, steps: int) -> None:
-        """Set the number of steps of the run."""
-        self.total, self.stages = steps, resolution_stages(self.recipe, self.augment.image_size, steps)
-
-    def loader(self, size: Size) -> Loader:
-        """The loader for training images of this size; there is one at a time."""
-        if size != self._size:
-            self.close()
-            recipe, own = self.recipe, self._transform
-            self._loader = Loader(
-                self.source,
-                transform=as_transform(own) if own else train_transform(self.augment.replace(image_size=size)),
-                batch_size=recipe.batch_size,
-                training=True,
-                seed=recipe.seed,
-                workers=recipe.workers,
-                rank=self.processes.rank,
-                world=self.processes.world_size,
-                sampling=recipe.sampling,
-                repeats=recipe.aug_repeats,
-                alternate_flip=self.augment.alternate_flip,
-                max_unreadable=recipe.max_unreadable,
-            )
-            self._size = size
-        return self._loader
 
     def from_step(self, start: int) -> Iterator[Batch]:
         """The batches of step `start` and all later ones, the same as in an uninterrupted run."""
         step = start
         while step < self.total:
             epoch, offset = divmod(step, self.per_epoch)
-            stage = next(stage for stage in self.stages if step < stage.end)
-            end = min(stage.end, (epoch + 1) * self.per_epoch)
-            yield from islice(self.loader(stage.size).batches(epoch, start=offset), end - step)
+            end = min(self.total, (epoch + 1) * self.per_epoch)
+            yield from islice(self.loader.batches(epoch, start=offset), end - step)
             step = end
 
     def keys(self, step: int) -> list[str]:
         """The images of a batch."""
-        samples, _ = self._loader.plan.batch(*divmod(step, self.per_epoch))
-        return [self.source.key(int(index)) for index in samples]
-
-    def close(self) -> None:
-        if self._size is not None:
-            self._loader.close()
+        samples, _ = self.loader.plan.batch(*divmod(step, self.per_epoch))
+        return [self.loader.source.key(int(index)) for index in samples]
 
 
 def validation_loader(
@@ -369,24 +349,8 @@ def subsample(source: Source, most: int) -> Source:
     return take(source, indices, f"{source.name} ({most:,} of {len(source):,})")
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """Steps from `start` to before `end`, with images of one size."""
-
-    start: int
-    end: int
-    size: Size
-
-
-def resolution_stages(recipe: Recipe, size: Size, steps: int) -> tuple[Stage, ...]:
-    """The stages of a run of `steps` steps that starts with images of `size`."""
-    sizes = {0: size} | {round(fraction * steps): (side, side) for fraction, side in recipe.resolutions}
-    starts = [start for start in sorted(sizes) if start < steps]
-    return tuple(Stage(start, end, sizes[start]) for start, end in zip(starts, [*starts[1:], steps]))
-
-
-def run_multiply_adds(recipe: Recipe, config: ModelConfig, stages: tuple[Stage, ...]) -> int:
-    """Multiply-adds of all steps, forward and backward; dropped patches save their fraction."""
+def run_multiply_adds(recipe: Recipe, config: ModelConfig, size: Size, steps: int) -> int:
+    """Multiply-adds of all steps with images of `size`, forward and backward; dropped patches save their fraction."""
     fraction = 1 - recipe.patch_drop if isinstance(config, ViTConfig) else 1
     images = TRAINING_PASSES * recipe.batch_size * fraction * (2 if recipe.sam_rho else 1)
-    return sum(round(multiply_adds(config, stage.size) * images) * (stage.end - stage.start) for stage in stages)
+    return round(multiply_adds(config, size) * images) * steps
