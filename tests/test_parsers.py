@@ -13,9 +13,8 @@ from vitruvian.data.pack import pack, read_state
 from vitruvian.errors import ConfigError, VitruvianError
 from vitruvian.files import parse_json, parse_toml
 from vitruvian.training.checkpoint import read_position
-from vitruvian.training.journal import read_journal
 from vitruvian.training.recipe import change_recipe, read_recipe, to_toml
-from vitruvian.training.run_folder import Run
+from vitruvian.training.run_folder import Run, read_journal
 from vitruvian.weights.load import load
 
 DEEP, DIGITS, NAME = "[" * 50_000, "9" * 5_000, '{"%s": 1}' % ("n" * 50_000)

@@ -15,7 +15,7 @@ from vitruvian.study.ablation import plan_study, run_study, study_kinds
 from vitruvian.study.paper import paper_rows
 from vitruvian.training import Interrupted, read_recipe
 from vitruvian.training.initial_model import config_of
-from vitruvian.training.journal import Listener
+from vitruvian.training.integrations import Listener
 
 FAMILIES = ("study-vit", "study-hybrid", "study-resnet")
 SMALL = ("workers=0", "batch_size=16", "steps=2", "eval_every=0", "log_every=2")

@@ -125,10 +125,10 @@ def test_warmup_keeps_its_share_of_a_shorter_run(weights):
 @pytest.mark.slow
 def test_a_whole_sweep_chooses_on_dev_and_averages_on_test(whole):
     sweep = whole
-    assert [trial.kind for trial in sweep.trials] == ["dev", "dev", "test", "test"]
+    assert [trial.recipe.validation for trial in sweep.trials] == ["dev", "dev", "test", "test"]
     best = max(sweep.dev, key=lambda trial: trial.measures["top1"])
     assert sweep.chosen_lr == best.lr
-    assert [trial.seed for trial in sweep.test] == [0, 1]
+    assert [trial.recipe.seed for trial in sweep.test] == [0, 1]
     record = json.loads((sweep.folder / "sweep.json").read_text())
     values = [Run(trial.folder).metrics("val")[-1]["top1"] for trial in sweep.test]
     assert record["top1"] == {"mean": statistics.fmean(values), "deviation": statistics.stdev(values), "count": 2}
@@ -140,7 +140,7 @@ def test_a_whole_sweep_chooses_on_dev_and_averages_on_test(whole):
     assert Run(sweep.dev[0].folder).facts["training_images"] < len(digits.train)
     assert len(Run(sweep.test[0].folder).metrics("val")) == 1  # the test split is measured once
     page = (sweep.folder / "report.html").read_text()
-    assert all(trial.name in page for trial in sweep.trials)
+    assert all(trial.folder.name in page for trial in sweep.trials)
     assert f"<dt>lr</dt><dd>{sweep.chosen_lr}</dd>" in page
     assert f"<dt>lrs</dt><dd>{', '.join(map(str, sweep.protocol.lrs))}</dd>" in page
 
@@ -158,13 +158,13 @@ def test_finished_trials_are_not_repeated_and_more_can_be_asked_for(protocol, qu
     """A folder in which a trial was cut off before it was on record: that one begins anew."""
     shutil.copytree(quick.folder, tmp_path / "sweep")
     (tmp_path / "sweep" / "dev-lr-0.001" / "checkpoints").mkdir(parents=True)
-    assert [trial.kind for trial in quick.trials] == ["test"]
+    assert [trial.recipe.validation for trial in quick.trials] == ["test"]
     counting = Counting()
     sweep = finetune(protocol, tmp_path / "sweep", listeners=[counting])
     assert sweep.dev[0].state == "done"
     names = [name for name, _ in counting.begun]
     assert quick.test[0].name not in names
-    assert len(names) == len([trial for trial in sweep.trials if trial.name != quick.test[0].name])
+    assert len(names) == len([trial for trial in sweep.trials if trial.folder.name != quick.test[0].folder.name])
     counting.begun.clear()
     said = []
     finetune(protocol, tmp_path / "sweep", listeners=[counting], report=said.append)

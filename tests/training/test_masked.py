@@ -15,19 +15,18 @@ from vitruvian.training import Interrupted, read_recipe, resume, train
 from vitruvian.training.checkpoint import Checkpoints
 from vitruvian.training.distributed import Processes
 from vitruvian.training.finetune import finetune, protocol_for
-from vitruvian.training.journal import Listener
+from vitruvian.training.integrations import Listener
 from vitruvian.training.masked import (
     Colors,
-    MaskedExample,
     MaskedViT,
     color_levels,
     colors_of,
     corrupt,
     corruption_of,
+    draw_example,
     draws_for,
 )
 from vitruvian.training.recipe import Recipe
-from vitruvian.training.run_report import corruption_images
 from vitruvian.weights.load import load
 
 MASKED = (*TINY, "objective=masked")
@@ -310,11 +309,10 @@ def test_the_three_images_of_an_example_are_image_corruption_and_prediction():
     draws = np.array([[0.9, 0.1, 0.2, 0.8], [0.0, 0.0, 0.85, 0.0], [0.0, 0.0, 0.0, 0.0]], np.float32)
     pixels = (levels / 255 - 0.5).astype(np.float32) / np.float32(0.5)
     view = Preprocess(image_size=(4, 4), mean=(0.5,), std=(0.5,))
-    corruption = corruption_of(torch.from_numpy(draws)[None])
-    parts = (part[0].numpy() for part in (corruption.chosen, corruption.masked, corruption.taken_from))
-    predicted = np.array([240, 16], np.uint8).reshape(2, 1, 1, 1)
-    example = MaskedExample(0, pixels, *parts, predicted)
-    image, seen, said = corruption_images(example, view, side=2)
+    corruption = corruption_of(torch.from_numpy(draws)[None]).row(0)
+    predicted = torch.tensor([240, 16], dtype=torch.uint8).view(2, 1, 1, 1)
+    example = draw_example(0, torch.from_numpy(pixels)[None], corruption, predicted, view, 2)
+    image, seen, said = example.image, example.seen, example.predicted
     assert np.array_equal(image, levels[0])
     assert (seen[:2, 2:] == 128).all()  # patch 1 is masked
     assert np.array_equal(seen[2:, :2], image[2:, 2:])  # patch 2 is patch 3

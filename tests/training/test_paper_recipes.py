@@ -73,5 +73,5 @@ def test_metrics_have_the_loss_of_the_score_function(score_function, loss):
     measures = class_measures(score_logits(logits, labels, torch.arange(7), **kind), **kind)
     assert measures.loss == pytest.approx(LOSSES[loss](logits, labels, 0.0).mean().item())
     worst = measures.mistakes[0]
-    probabilities = logits[worst.index].sigmoid() if loss == "bce" else logits[worst.index].softmax(dim=0)
-    assert worst.probability == pytest.approx(probabilities.max().item())
+    probabilities = logits[worst].sigmoid() if loss == "bce" else logits[worst].softmax(dim=0)
+    assert measures.probabilities[worst] == pytest.approx(probabilities.max().item())

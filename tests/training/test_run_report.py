@@ -13,9 +13,9 @@ from vitruvian.config import ModelMeta
 from vitruvian.data.sources import Source
 from vitruvian.errors import FileError, ImageError, TrainingError
 from vitruvian.evaluation.metrics import class_measures, score_logits
-from vitruvian.training.journal import EVENTS_FOLDER, TensorBoard, print_once
+from vitruvian.training.integrations import TensorBoard, print_once
 from vitruvian.training.recipe import Recipe, read_recipe
-from vitruvian.training.run_folder import create_run
+from vitruvian.training.run_folder import EVENTS_FOLDER, write_run
 from vitruvian.training.run_report import curves, write_report
 from vitruvian.weights.checkpoint_files import Description
 
@@ -59,7 +59,7 @@ def lines(folder, *steps, split="train", **values):
 @pytest.fixture
 def run(tmp_path):
     facts = {"data": "/photos/<pets>", "notes": ["left out: 3 <files>"], "environment": {"threads": 77}, "model": MODEL}
-    return create_run(tmp_path / "run", Recipe(epochs=3, model="ViT-Ti/16", about="<i>"), facts)
+    return write_run(tmp_path / "run", Recipe(epochs=3, model="ViT-Ti/16", about="<i>"), facts)
 
 
 def measures():
@@ -71,7 +71,7 @@ def measures():
 def test_a_report_names_the_recipe_and_the_command_once_and_has_intervals(tmp_path):
     recipe = read_recipe("digits").replace(command="vit train digits")
     facts = {"data": "digits", "environment": {"command": "vit train digits"}, "model": MODEL}
-    run = create_run(tmp_path / "run", recipe, facts)
+    run = write_run(tmp_path / "run", recipe, facts)
     page = write_report(run, Squares([0, 1, 1, 1]), measures=measures(), held_out=Squares([0, 1, 1, 1])).read_text()
     assert "<dt>recipe</dt><dd>digits</dd>" in page
     assert page.count("vit train digits") == 1
@@ -116,7 +116,7 @@ def test_a_report_has_every_part_and_nothing_that_is_interpreted(run):
 )
 def test_a_title_names_the_model_that_it_is(tmp_path, config, weights, title):
     facts = {"data": "pets", "model": Description(config=config, meta=ModelMeta()).to_json()}
-    made = create_run(tmp_path / "run", Recipe(epochs=3, weights=weights, eval_every=0), facts)
+    made = write_run(tmp_path / "run", Recipe(epochs=3, weights=weights, eval_every=0), facts)
     page = write_report(made, Squares([0, 1, 1, 1])).read_text()
     assert f"<h1>{title} pets</h1>" in page
     assert "ViT-S/16" not in page
@@ -134,7 +134,7 @@ def test_mistakes_are_shown_worst_first_with_label_prediction_and_probability(ru
 
 
 def test_a_run_without_lines_or_held_out_images_still_has_a_report(tmp_path):
-    run = create_run(tmp_path / "run", Recipe(epochs=1), {"model": MODEL})
+    run = write_run(tmp_path / "run", Recipe(epochs=1), {"model": MODEL})
     page = write_report(run, Squares([0, 1] * 30), stopped="the <disk> is full").read_text()
     assert "no steps recorded" in page
     assert "the accuracy is unknown" in page

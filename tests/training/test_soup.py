@@ -34,7 +34,13 @@ def kept(protocol, tmp_path_factory):
 @pytest.mark.slow
 def test_a_better_average_of_the_seeds_is_the_model_of_the_sweep(kept, capsys):
     sweep, lines = kept
-    assert [(trial.kind, trial.seed) for trial in sweep.trials] == [("dev", 0), ("dev", 1), ("test", 0), ("test", 1)]
+    recipes = [trial.recipe for trial in sweep.trials]
+    assert [(recipe.validation, recipe.seed) for recipe in recipes] == [
+        ("dev", 0),
+        ("dev", 1),
+        ("test", 0),
+        ("test", 1),
+    ]
     record = json.loads((sweep.folder / "sweep.json").read_text())["soup"]
     assert (record["kept"], record["name"], record["metric"]) == (True, "average of 2 seeds", "top1")
     assert record["measures"]["count"] == sweep.test[0].measures["count"]

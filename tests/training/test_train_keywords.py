@@ -7,8 +7,8 @@ from runs import TINY
 
 import vitruvian as vt
 from vitruvian.errors import ConfigError, UnknownNameError
-from vitruvian.training.journal import EVENTS_FOLDER
 from vitruvian.training.recipe import join_changes
+from vitruvian.training.run_folder import EVENTS_FOLDER
 
 TABLE = {
     "architecture": {"depth": 1, "width": 16, "mlp_dim": 16, "num_heads": 2, "patch_size": 4},

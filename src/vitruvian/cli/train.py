@@ -268,10 +268,10 @@ def print_sweep(sweep: Sweep) -> None:
     for trial in sweep.trials:
         measures = trial.measures
         accuracies = [f"{measures[k]:.2f}{UNITS.get(k, '')}" if measures else trial.state for k in sweep.metrics]
-        chosen = "chosen" if trial in sweep.dev and trial.lr == sweep.chosen_lr else ""
-        purpose = "result" if trial.kind == "test" else "choosing the lr"
+        chosen = "chosen" if trial in sweep.dev and trial.recipe.lr == sweep.chosen_lr else ""
+        purpose = "result" if trial.recipe.validation == "test" else "choosing the lr"
         purpose = "choosing the average" if trial in sweep.dev_seeds else purpose
-        rows.append((trial.name, f"{trial.lr:g}", str(trial.seed), purpose, *accuracies, chosen))
+        rows.append((trial.folder.name, f"{trial.recipe.lr:g}", str(trial.recipe.seed), purpose, *accuracies, chosen))
     names = {name: METRICS[name].removesuffix(" accuracy") for name in sweep.metrics}
     print(table(("trial", ">lr", ">seed", "for", *(f">{name}" for name in names.values()), ""), rows))
     count = len(sweep.values())

@@ -394,7 +394,7 @@ def evaluate(
         part="the whole dataset" if len(opened.splits) == 1 else f"the split {name!r}",
         space=space,
         measures=measures,
-        right_by_real=None if labels is None else label_spaces.score_real(keys, outputs.imagenet, labels)[1],
+        right_by_real=None if labels is None else label_spaces.score_real(keys, outputs.imagenet, labels),
         calibration=calibrated,
         outputs=outputs,
         slices=measure_slices(measures, values, by, seed) if by else (),

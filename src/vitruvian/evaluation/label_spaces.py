@@ -311,12 +311,9 @@ def read_real(path: Path) -> RealLabels:
     return labels
 
 
-def score_real(
-    keys: Iterable[str], predictions: NDArray[np.int64], labels: RealLabels
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Rows of the images that have ReaL labels, and whether the prediction for each is among them."""
-    rows, right = [], []
-    named = 0
+def score_real(keys: Iterable[str], predictions: NDArray[np.int64], labels: RealLabels) -> NDArray[np.bool_]:
+    """Whether the prediction for each image that has ReaL labels is among them."""
+    right, named = [], 0
     for row, key in enumerate(keys):
         match = VALIDATION_IMAGE.search(key)
         if match is None:
@@ -326,15 +323,14 @@ def score_real(
         if not 1 <= image <= len(labels):
             raise DataError(f"the ReaL labels end at image {len(labels)}", where=key)
         if labels[image - 1]:
-            rows.append(row)
             right.append(int(predictions[row]) in labels[image - 1])
-    if not rows:
+    if not right:
         raise DataError(
             "no image has a ReaL label"
             if named
             else "no image is called ILSVRC2012_val_ and 8 digits, the names that ReaL labels refer to"
         )
-    return np.array(rows), np.array(right)
+    return np.array(right)
 
 
 def read_ids(path: Path, total: int) -> tuple[str, ...]:

@@ -58,16 +58,6 @@ Interval = tuple[float, float]  # lower and upper end, in percent
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True, slots=True)
-class Mistake:
-    """A wrong prediction."""
-
-    index: int  # index of the example in its source
-    label: int
-    prediction: int
-    probability: float  # probability of the prediction
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageMeasures(ABC):
     """Metrics over a set of images, from what is known about each: arrays whose rows are images."""
@@ -154,12 +144,10 @@ class Measures(ImageMeasures):
         return cells.reshape(self.classes, self.classes)
 
     @property
-    def mistakes(self) -> list[Mistake]:
-        """The wrong predictions, the most confident one first."""
+    def mistakes(self) -> Counts:
+        """The rows of the wrong predictions, the most confident one first."""
         wrong = np.flatnonzero(~self.right)
-        wrong = wrong[np.lexsort((self.indices[wrong], -self.probabilities[wrong]))]
-        columns = (self.indices, self.labels, self.predictions, self.probabilities)
-        return [Mistake(*row) for row in zip(*(column[wrong].tolist() for column in columns))]
+        return wrong[np.lexsort((self.indices[wrong], -self.probabilities[wrong]))]
 
     @property
     def class_accuracy(self) -> NDArray[np.float64]:
@@ -280,6 +268,7 @@ def score_batches(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     all_ranks: bool = False,
+    forward: Callable[[Tensor], Tensor] | None = None,
 ) -> list[Tensor]:
     """Columns of what `score` returns for each batch and its outputs, with the model in eval mode.
 
@@ -290,17 +279,19 @@ def score_batches(
         device: Device of the model.
         dtype: Compute under autocast to this type.
         all_ranks: Every process of `torch.distributed` passes its own batches, equally many, and gets the rows of all.
+        forward: Called instead of the model, such as its method `features`.
 
     Raises:
         DataError: There are no images.
     """
+    forward = forward or model
 
     def run(batch: Batch) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         pixels = batch.pixels.to(device, non_blocking=True)
         with autocast(device, dtype):
-            return score(model(pixels), batch), (pixels[:1],)
+            return score(forward(pixels), batch), (pixels[:1],)
 
-    parts = run_batches(model, batches, run, all_ranks=all_ranks)
+    parts = run_batches(model, batches, run, all_ranks=all_ranks, forward=forward)
     if not parts:
         raise DataError("there are no examples to evaluate the model on")
     return [torch.cat(column) for column in zip(*parts)]

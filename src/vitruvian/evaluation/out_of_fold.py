@@ -42,6 +42,7 @@ def fold_result(right: NDArray[np.bool_], folds: IndexArray, groups: IndexArray 
     runs = tuple(100.0 * float(right[folds == fold].mean()) for fold in np.unique(folds))
     interval = accuracy_interval(right)
     if groups is not None:
+        groups = np.unique(groups, return_inverse=True)[1]
         hits, sizes = np.bincount(groups, right), np.bincount(groups)
 
         def accuracy(drawn: NDArray[np.float64]) -> float:
@@ -75,7 +76,7 @@ class OutOfFold:
 
     def result(self) -> FoldResult:
         known = self.prediction >= 0
-        groups = None if self.groups is None else np.unique(self.groups[known], return_inverse=True)[1]
+        groups = None if self.groups is None else self.groups[known]
         return fold_result((self.prediction == self.labels)[known], self.folds[known], groups)
 
     def write(self, path: Path) -> Path:

@@ -290,7 +290,7 @@ def probe_folds(everything: FeatureSet, out_of_fold: OutOfFold, settings: ProbeS
             right.setdefault(name, np.zeros(len(readable), np.bool_))[rows[1]] = predicted == parts[1].labels
         if inputs.probabilities:
             out_of_fold.add(readable[rows[1]], inputs.probabilities[0])
-    groups = None if out_of_fold.groups is None else np.unique(out_of_fold.groups[readable], return_inverse=True)[1]
+    groups = None if out_of_fold.groups is None else out_of_fold.groups[readable]
     by_name: dict[str, list[ProbeResult]] = {}
     for result in (result for report in reports for result in report.results):
         by_name.setdefault(result.setting if result.probe == "few-shot" else result.probe, []).append(result)

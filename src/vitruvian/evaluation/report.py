@@ -229,11 +229,12 @@ def with_interval(percent: float, interval: Interval) -> str:
 def measure_sections(measures: Measures, classes: Sequence[str], source: Source | None = None) -> Markup:
     """Confusion matrix, most confident mistakes with their images from `source`, and classes, worst first."""
     mistakes = []
-    for mistake in measures.mistakes[:SHOWN_MISTAKES] if source is not None else ():
+    for row in measures.mistakes[:SHOWN_MISTAKES] if source is not None else ():
         assert source is not None
-        text = {"prediction": classes[mistake.prediction], "label": classes[mistake.label]}
-        image = {"image": thumbnail_of(source, mistake.index), "key": source.key(mistake.index)}
-        mistakes.append(image | text | {"percent": 100 * mistake.probability})
+        index, percent = int(measures.indices[row]), 100 * measures.probabilities[row]
+        text = {"prediction": classes[measures.predictions[row]], "label": classes[measures.labels[row]]}
+        image = {"image": thumbnail_of(source, index), "key": source.key(index)}
+        mistakes.append(image | text | {"percent": percent})
     counts, correct, accuracy = measures.class_counts, measures.class_correct, measures.class_accuracy
     worst_first = np.lexsort((-counts, np.nan_to_num(accuracy, nan=np.inf)))  # classes without images come last
     return render(

@@ -21,7 +21,7 @@ from vitruvian.text import format_duration, package_table
 from vitruvian.training.distributed import process_group
 from vitruvian.training.finetune import Trial, format_mean, mean_and_std, train_series
 from vitruvian.training.initial_model import config_of, scale_size, without_shape
-from vitruvian.training.journal import Listener, ProgressListener
+from vitruvian.training.integrations import Listener, ProgressListener
 from vitruvian.training.planning import plan
 from vitruvian.training.recipe import OTHER_CLASSES, Recipe, change_recipe, read_recipe, recipe_names
 from vitruvian.training.run_folder import RUNS, Run, RunState, is_free, lock_folder

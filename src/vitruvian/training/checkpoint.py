@@ -25,8 +25,7 @@ from vitruvian.files import UNFINISHED, digest, read_object, sync, write_json
 from vitruvian.model.build import Model
 from vitruvian.text import describe_error
 from vitruvian.training.distributed import Processes
-from vitruvian.training.journal import EMPTY
-from vitruvian.training.run_folder import find_changed_file, read_sealed, write_sealed
+from vitruvian.training.run_folder import EMPTY, find_changed_file, read_sealed, write_sealed
 
 POSITION = "position.json"  # the state of the run that is not a tensor
 DIGESTS = "digests.json"  # digests of the other files

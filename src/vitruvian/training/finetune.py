@@ -39,7 +39,7 @@ from vitruvian.tasks import SEEDS, Metric, Task, task_of_data
 from vitruvian.text import format_duration, plural
 from vitruvian.training.distributed import Processes, process_group
 from vitruvian.training.initial_model import model_for, target_of
-from vitruvian.training.journal import Listener, ProgressListener
+from vitruvian.training.integrations import Listener, ProgressListener
 from vitruvian.training.loop import Diverged
 from vitruvian.training.objective import Labels, TargetRows, ValidationMetrics
 from vitruvian.training.planning import fit_minutes, prepare_recipe
@@ -68,23 +68,6 @@ class Trial:
     title: str  # for the line that announces it
 
     @property
-    def kind(self) -> str:
-        """The split that it is evaluated on: `dev` or `test`."""
-        return self.recipe.validation
-
-    @property
-    def lr(self) -> float:
-        return self.recipe.lr
-
-    @property
-    def seed(self) -> int:
-        return self.recipe.seed
-
-    @property
-    def name(self) -> str:
-        return self.folder.name
-
-    @property
     def state(self) -> RunState:
         return Run(self.folder).state
 
@@ -94,7 +77,8 @@ class Trial:
         return Run(self.folder).result(*NUMBERS)
 
     def to_json(self) -> dict[str, Any]:
-        state, facts = self.state, {"kind": self.kind, "lr": self.lr, "seed": self.seed, "folder": self.name}
+        state, recipe = self.state, self.recipe
+        facts = {"kind": recipe.validation, "lr": recipe.lr, "seed": recipe.seed, "folder": self.folder.name}
         why = {"why": read_json(self.folder / FAILED_FILE, raises=TrainingError)} if state == "failed" else {}
         return {**facts, "state": state, **why, **self.measures}
 
@@ -188,7 +172,7 @@ class Sweep:
             return self.protocol.lrs[0]
         if any(trial.state not in ("done", "failed") for trial in self.dev):
             return None
-        values = {trial.lr: trial.measures[self.metric] for trial in self.dev if trial.state == "done"}
+        values = {trial.recipe.lr: trial.measures[self.metric] for trial in self.dev if trial.state == "done"}
         best = min if self.metric in LOWER_IS_BETTER else max
         return best(values, key=values.__getitem__) if values else None
 
@@ -353,7 +337,7 @@ def finetune(
 
         def failure(trial: Trial, when: str) -> TrainingError:
             why = trial.to_json().get("why", "for an unknown reason")
-            reason = f"training diverged {when}, in {trial.name}: {why}"
+            reason = f"training diverged {when}, in {trial.folder.name}: {why}"
             return TrainingError(reason, where=folder, hint=f"try lower {argument('lrs')}")
 
         lrs = protocol.lrs if len(protocol.lrs) > 1 else ()  # a single one needs no selection
@@ -371,8 +355,8 @@ def finetune(
         if not processes.broadcast(sweep.values()):
             raise failure(sweep.test[0], "with every seed")
         if protocol.soup:
-            chosen = [t for t in sweep.dev if t.lr == lr]
-            missing = [s for s in seeds if s not in {t.seed for t in chosen}]
+            chosen = [t for t in sweep.dev if t.recipe.lr == lr]
+            missing = [s for s in seeds if s not in {t.recipe.seed for t in chosen}]
             names = {s: f"dev-lr-{lr}-seed-{s}" for s in missing}
             more: Any = {"lr": lr, "validation": "dev"}
             extra = [trial(name, f"seed {s}, for the average", seed=s, **more) for s, name in names.items()]
@@ -470,7 +454,7 @@ def write_sweep(sweep: Sweep) -> None:
         title=f"{Path(sweep.protocol.recipe.weights).name} fine-tuned on {Path(sweep.protocol.data).name}",
         subtitle=progress + ("" if sweep.finished else ", not finished yet"),
         tile_values=tiles if sweep.values() else {},
-        failed=[trial.name for trial in sweep.trials if trial.state == "failed"],
+        failed=[trial.folder.name for trial in sweep.trials if trial.state == "failed"],
         titles=["trial", ">lr", ">seed", *headings, ">loss", "time", "state"],
         dev_trials=[trial_row(sweep, trial) for trial in (*sweep.dev, *sweep.dev_seeds)],
         soup=str(sweep.soup or ""),
@@ -482,15 +466,15 @@ def write_sweep(sweep: Sweep) -> None:
 
 
 def trial_row(sweep: Sweep, trial: Trial) -> list[object]:
-    measures, state = trial.measures, trial.state
-    link = Markup('<a href="{0}/{1}">{0}</a>').format(trial.name, PAGE)
+    measures, state, recipe = trial.measures, trial.state, trial.recipe
+    link = Markup('<a href="{0}/{1}">{0}</a>').format(trial.folder.name, PAGE)
     numbers = ["–"] * (len(sweep.metrics) + 2)
     if measures:
         accuracies = [f"{measures[key]:.2f} {UNITS.get(key, '')}" for key in sweep.metrics]
         numbers = [*accuracies, f"{measures['loss']:.4f}", format_duration(measures["seconds"])]
-    is_chosen = trial in sweep.dev and trial.lr == sweep.chosen_lr
-    name = link if state == "done" else trial.name
-    return [name, f"{trial.lr:g}", trial.seed, *numbers, "chosen" if is_chosen else state]
+    is_chosen = trial in sweep.dev and recipe.lr == sweep.chosen_lr
+    name = link if state == "done" else trial.folder.name
+    return [name, f"{recipe.lr:g}", recipe.seed, *numbers, "chosen" if is_chosen else state]
 
 
 # Model soups: M. Wortsman et al., 2022, arXiv:2203.05482 and arXiv:2109.01903 (WiSE-FT). Seeds that are trained without

@@ -1,4 +1,4 @@
-"""Experiment trackers and the Hugging Face Hub: metrics, images and models of runs sent elsewhere."""
+"""Listeners of a run (progress, TensorBoard, experiment trackers), and upload to the Hugging Face Hub."""
 
 import base64
 import importlib
@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,13 +25,13 @@ from vitruvian.errors import (
     UnknownNameError,
     require,
 )
+from vitruvian.evaluation.metrics import headline
 from vitruvian.files import read_object, write_text
 from vitruvian.model.build import Model
-from vitruvian.progress import print_status
+from vitruvian.progress import Progress, on_terminal, print_status
 from vitruvian.report.html import PAGE
 from vitruvian.text import describe_error
-from vitruvian.training.journal import Line, Listener, scalars
-from vitruvian.training.run_folder import CARD_FILE, Run, model_card
+from vitruvian.training.run_folder import CARD_FILE, EVENTS_FOLDER, METRICS_FILE, Line, Run, model_card, read_journal
 from vitruvian.weights.checkpoint_files import Description
 from vitruvian.weights.convert import TOLERANCE, compare
 from vitruvian.weights.load import RUN_FILE, load
@@ -39,6 +40,113 @@ from vitruvian.weights.save import write
 PROJECT = "vitruvian"
 MAX_IMAGES = 16  # images of the report that are logged
 EMBEDDED = re.compile(r"data:image/(?:png|jpeg|webp);base64,([A-Za-z0-9+/=]+)")
+
+
+class Listener:
+    """Receives the events of a run; override the methods you need."""
+
+    def started(self, *, folder: Path, steps: int, done: int) -> None:
+        """The run starts, or resumes after `done` steps."""
+
+    def stepped(self, step: int) -> None:
+        """`step` steps are done."""
+
+    def recorded(self, line: Line) -> None:
+        """`line` was added to metrics.jsonl."""
+
+    def said(self, text: str) -> None:
+        """A note for the user."""
+
+    def finished(self) -> None:
+        """The run ended, successfully or not; called once."""
+
+
+def notify(listeners: Sequence[Listener], text: str) -> None:
+    for listener in listeners:
+        listener.said(text)
+
+
+def scalars(line: Line) -> dict[str, float]:
+    """The numbers of a line of metrics by the names of trackers: `loss/train`, `top1/val`."""
+    numbers = {name: value for name, value in line.items() if name != "step" and isinstance(value, int | float)}
+    split = line.get("split", "run")
+    return {f"{name}/{split}": float(value) for name, value in numbers.items() if not isinstance(value, bool)}
+
+
+@cache
+def print_once(text: str) -> None:
+    """Print a status line, but the same text only once per process: a sweep has many runs."""
+    print_status(text)
+
+
+class TensorBoard(Listener):
+    """Writes each line of metrics.jsonl as events: `loss/train`, `loss/val`, `top1/val` and so on.
+
+    A resumed run appends, and TensorBoard drops the events written after the last checkpoint. Without the package
+    `tensorboard` nothing is written, which is reported once.
+    """
+
+    _writer: Any = None
+
+    def started(self, *, folder: Path, steps: int, done: int) -> None:
+        try:
+            require("tensorboard", "train")
+        except MissingExtraError as error:
+            print_once(f"no TensorBoard events are written; {error}")
+            return
+        from torch.utils.tensorboard import SummaryWriter
+
+        try:
+            self._writer = SummaryWriter(str(folder / EVENTS_FOLDER), purge_step=done or None)
+        except OSError as error:
+            raise TrainingError(f"cannot be written: {error.strerror}", where=folder / EVENTS_FOLDER) from error
+        if done:  # purging includes the checkpoint's own step, whose lines were written before the checkpoint
+            for line in read_journal(folder / METRICS_FILE):
+                if line.get("step") == done:
+                    self.recorded(line)
+
+    def recorded(self, line: Line) -> None:
+        if self._writer is None:
+            return
+        for name, value in scalars(line).items():
+            self._writer.add_scalar(name, value, line["step"])
+        self._writer.flush()  # no event before a checkpoint may be lost with the process
+
+    def finished(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+class ProgressListener(Listener):
+    """Shows a progress bar with loss, learning rate and speed; prints evaluations and notes as lines."""
+
+    _progress: Progress | None = None
+
+    def started(self, *, folder: Path, steps: int, done: int) -> None:
+        self._progress = Progress("step", steps, done=done)
+        if not on_terminal():
+            print_status(f"{folder}: step {done} of {steps}")
+
+    def stepped(self, step: int) -> None:
+        if self._progress is not None:
+            self._progress.update(step)
+
+    def recorded(self, line: Line) -> None:
+        is_training = line["split"] == "train"
+        name = "train" if is_training else "validation"
+        text = f"epoch {line['epoch']:.2f}  {name} loss {line['loss']:.4f}  {headline(line)[1]}"
+        if not is_training:
+            print_status(f"step {line['step']}  {text}")
+        elif self._progress is not None:
+            self._progress.detail = f"{text}  lr {line['lr']:.2e}  {line['images_per_second']:.0f} img/s"
+
+    def said(self, text: str) -> None:
+        print_status(f"note: {text}")
+
+    def finished(self) -> None:
+        if self._progress is not None:
+            self._progress.close()
 
 
 class Tracker(Listener):

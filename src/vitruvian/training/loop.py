@@ -17,6 +17,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ from vitruvian.data.order import generator_for, hash_words
 from vitruvian.data.sources import Source, take
 from vitruvian.data.transform import Transform
 from vitruvian.errors import Interrupted, NotFiniteError, TrainingError
-from vitruvian.evaluation.metrics import autocast, run_batches
+from vitruvian.evaluation.metrics import score_batches
 from vitruvian.evaluation.probe_classifiers import SEEDS, fit_fewshot, shuffle_classes
 from vitruvian.evaluation.target_metrics import TargetMeasures
 from vitruvian.files import write_json
@@ -46,10 +47,10 @@ from vitruvian.training import optimizer as optim
 from vitruvian.training.checkpoint import Checkpoints, Position, live_tensors, read_tensors, write_digests
 from vitruvian.training.distributed import Processes, average_buffers, full_tensor, fully_shard, no_sync, reshard
 from vitruvian.training.initial_model import augment_for
-from vitruvian.training.journal import METRICS_FILE, Journal, Line, Listener, notify
+from vitruvian.training.integrations import Listener, notify
 from vitruvian.training.masked import Colors, MaskedViT
 from vitruvian.training.recipe import Recipe
-from vitruvian.training.run_folder import Run, write_run
+from vitruvian.training.run_folder import METRICS_FILE, Journal, Line, Run, write_run
 from vitruvian.training.run_report import write_report
 from vitruvian.training.splits import NO_TRANSFORMS, CustomTransforms, Splits, TrainingBatches, validation_loader
 from vitruvian.weights.adapter import save_adapter
@@ -345,7 +346,7 @@ class Loop:
             stack.enter_context(loader)
         if self.processes.is_main:
             path = self.run_folder.folder / METRICS_FILE
-            self.journal = Journal(path, self.listeners, position.journal_bytes, position.journal_digest)
+            self.journal = Journal(path, position.journal_bytes, position.journal_digest)
             stack.callback(self.journal.close)
         for listener in self.listeners:
             stack.callback(listener.finished)
@@ -420,8 +421,11 @@ class Loop:
             raise Diverged(f"{reason} after step {self.position.step}", hint="try a lower lr, or grad_clip=1")
 
     def record(self, split: str, **values: float) -> None:
+        line = self.line(split, self.position.step) | values
         if self.journal is not None:
-            self.journal.record(self.line(split, self.position.step) | values)
+            self.journal.record(line)
+        for listener in self.listeners:
+            listener.recorded(line)
 
     def line(self, split: str, step: int) -> Line:
         seconds = round(time.monotonic() - self.start_time, 2)
@@ -445,10 +449,7 @@ class Loop:
                     # The last steps may diverge, so the best weights are kept in any case.
                     is_rescue = position.step < self.steps and self.recipe.objective == "labels"
                     if self.recipe.final == "best" or is_rescue:
-                        folder = self.run_folder.best(position.step)
-                        self.save_trained(folder) if self.recipe.lora.rank else self.save_model(folder)
-                        if self.processes.is_main:
-                            write_digests(folder)
+                        self.save_best(self.run_folder.best(position.step))
         except EvaluationStopped:
             self.write_checkpoint(wait=True)
             self.interrupt(stop.number)
@@ -477,10 +478,10 @@ class Loop:
         finally:
             reshard(self.trainer.model)
 
-    def save_model(self, folder: Path, adapter: Path | None = None) -> None:
+    def save_model(self) -> None:
         """Gather the current weights from all processes and save them as a native model directory.
 
-        LoRA's updates are merged, and also saved alone as `adapter`.
+        LoRA's updates are merged, and also saved alone as an adapter.
         """
         model = self.trainer.model
         left_out = MaskedViT.own_names if isinstance(model, MaskedViT) else ()
@@ -489,17 +490,18 @@ class Loop:
         if isinstance(self.metrics, TargetMeasures):
             meta = meta.replace(target=self.metrics.fit())
         if self.processes.is_main:
-            save(assemble(empty(model.config), merge_state(model, tensors), meta), folder)
-            if adapter is not None:
-                save_adapter(model, adapter, base=self.recipe.weights, tensors=tensors)
+            save(assemble(empty(model.config), merge_state(model, tensors), meta), self.run_folder.folder / "model")
+            if self.recipe.lora.rank:
+                save_adapter(model, self.run_folder.folder / "adapter", base=self.recipe.weights, tensors=tensors)
         self.processes.barrier()
 
-    def save_trained(self, folder: Path) -> None:
-        """Save LoRA's updates and the head under their own names, from which `finish` can restore them."""
+    def save_best(self, folder: Path) -> None:
+        """Save what training changes under its own names, from which `finish` can restore it."""
         tensors = gather(self.trained())
         if self.processes.is_main:
             folder.mkdir(parents=True, exist_ok=True)
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "trained.safetensors")
+            write_digests(folder)
         self.processes.barrier()
 
     def trained(self) -> dict[str, Tensor]:
@@ -549,7 +551,7 @@ class Loop:
                 read_tensors(run.best(position.best_step), self.trained(), self.processes)
                 self.metrics, step = None, position.best_step
             metrics = self.metrics = self.metrics or self.measure()
-            self.save_model(run.folder / "model", run.folder / "adapter" if self.recipe.lora.rank else None)
+            self.save_model()
         if self.processes.is_main:
             early = diverged or (f"no better evaluation in {position.worse}" if self.is_early_stop() else "")
             try:
@@ -653,17 +655,13 @@ class FewShot:
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Features (n, F) and labels (n,) of all images, from all processes; an unreadable image has the label -1."""
 
-        def forward(pixels: Tensor) -> Tensor:
-            with autocast(self.processes.device, self.dtype):
-                return model.features(pixels)
+        def columns(features: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+            return batch.indices, batch.labels, features.float().cpu()
 
-        def run(batch: Batch) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, ...]]:
-            pixels = batch.pixels.to(self.processes.device)
-            return (batch.indices, batch.labels, forward(pixels).float().cpu()), (pixels[:1],)
-
+        device, all_ranks = self.processes.device, self.processes.is_distributed
+        options: Any = {"device": device, "dtype": self.dtype, "all_ranks": all_ranks, "forward": model.features}
+        indices, truth, values = score_batches(model, batches, columns, **options)
         labels = np.full(len(loader.source), -1, np.int64)
         features = np.zeros((len(labels), model.config.feature_width), np.float32)
-        all_ranks = self.processes.is_distributed
-        for indices, truth, values in run_batches(model, batches, run, all_ranks=all_ranks, forward=forward):
-            labels[indices], features[indices] = truth, values
+        labels[indices], features[indices] = truth, values
         return features, labels

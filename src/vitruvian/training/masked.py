@@ -23,7 +23,10 @@ from vitruvian.training.recipe import MaskedTarget, Recipe
 # B images, N patches of P x P pixels, M of them corrupted, D width, K colors, S x S cells of a patch
 
 EXAMPLES = 12  # validation images whose predicted colors the report shows
+MASK_LEVEL = 128  # gray, for their masked patches
 EVALUATION_SEED = 0  # seed for corrupting validation images, which depends on the image alone
+
+Pixels = NDArray[np.uint8]
 
 
 class MaskedViT(ViT):
@@ -87,14 +90,12 @@ class MaskedViT(ViT):
 
 @dataclass(frozen=True, slots=True)
 class MaskedExample:
-    """A validation image and the prediction for it, for the report."""
+    """A validation image for the report, as uint8 (rows, columns, 3), or (rows, columns) if gray."""
 
     index: int
-    pixels: NDArray[np.float32]  # normalized, (C, H, W)
-    chosen: NDArray[np.bool_]  # (N,) the corrupted patches
-    masked: NDArray[np.bool_]  # (N,) those replaced by the mask embedding
-    taken_from: NDArray[np.int64]  # (N,) index of the patch in each position
-    predicted: NDArray[np.uint8]  # (M, C, S, S) levels of the corrupted patches; S is 1, 4 or the patch size
+    image: Pixels
+    seen: Pixels  # what the model gets
+    predicted: Pixels  # with the predicted colors of the corrupted patches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,9 +162,10 @@ class Colors(Objective):
             corruption, examples = corruption_of(draws, self.model.mask_ratio), []
             for row, index in enumerate(batch.indices.tolist()):
                 if index in shown:
-                    parts = (corruption.chosen, corruption.masked, corruption.taken_from, predicted)
-                    arrays = (tensor[row].cpu().numpy() for tensor in (batch.pixels, *parts))
-                    examples.append(MaskedExample(index, *arrays))
+                    drawn = batch.pixels[row : row + 1], corruption.row(row), predicted[row].cpu()
+                    examples.append(
+                        draw_example(index, *drawn, self.model.meta.preprocess, self.model.config.patch_size)
+                    )
             return (sums, examples), (pixels[:1], moved[:1])
 
         results = run_batches(self.model, batches, run, all_ranks=all_ranks)
@@ -194,6 +196,10 @@ class Corruption:
     chosen: Tensor  # bool (B, N): the corrupted patches, whose colors are predicted
     masked: Tensor  # bool (B, N): those replaced by the mask embedding
     taken_from: Tensor  # int64 (B, N): index of the patch in each position, mostly its own
+
+    def row(self, row: int) -> "Corruption":
+        """The corruption of one image, without the first dimension."""
+        return Corruption(self.chosen[row], self.masked[row], self.taken_from[row])
 
 
 def draws_for(indices: Iterable[int], patches: int, seed: int, *keys: int) -> Tensor:
@@ -235,6 +241,22 @@ def levels_of(pixels: Tensor, preprocess: Preprocess) -> Tensor:
     """Normalized pixels as whole levels from 0 to 255, still float."""
     mean, std = (torch.tensor(v, device=pixels.device).view(-1, 1, 1) for v in (preprocess.mean, preprocess.std))
     return ((pixels.float() * std + mean) * 255).round().clamp(0, 255)
+
+
+def draw_example(
+    index: int, pixels: Tensor, corruption: Corruption, predicted: Tensor, preprocess: Preprocess, side: int
+) -> MaskedExample:
+    """An example from normalized pixels (1, C, H, W) and the predicted levels (M, C, S, S) of its corrupted patches."""
+    patches = patchify(levels_of(pixels, preprocess), side)[0]  # (N, C, P, P)
+    seen, colors = patches[corruption.taken_from], patches.clone()
+    seen[corruption.masked] = MASK_LEVEL
+    colors[corruption.chosen] = F.interpolate(predicted.float(), side)  # the predicted cell of each pixel
+
+    def join(parts: Tensor) -> Pixels:
+        columns = parts.permute(1, 2, 3, 0).reshape(-1, pixels.shape[-2] // side, pixels.shape[-1] // side)
+        return F.pixel_shuffle(columns, side).permute(1, 2, 0).squeeze(2).byte().numpy()
+
+    return MaskedExample(index, join(patches), join(seen), join(colors))
 
 
 def colors_of(pixels: Tensor, side: int, preprocess: Preprocess, cells: int = 1) -> Tensor:

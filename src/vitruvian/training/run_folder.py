@@ -1,11 +1,12 @@
 """The folder of a run: its files, and how processes create, lock and verify it.
 
-`run.json` facts · `recipe.toml` all settings · `metrics.jsonl` · `checkpoints/` · `best/` the best weights so far, if
-the recipe selects by validation · `unreadable.json` skipped images · `model/` the trained model · `adapter/` LoRA's
-updates · `report.html` · `result.json` the metrics of the model · `README.md` the model card.
+`run.json` facts · `recipe.toml` all settings · `metrics.jsonl` · `events/` of TensorBoard · `checkpoints/` · `best/` the
+best weights so far, if the recipe selects by validation · `unreadable.json` skipped images · `model/` the trained model ·
+`adapter/` LoRA's updates · `report.html` · `result.json` the metrics of the model · `README.md` the model card.
 """
 
 import itertools
+import json
 import os
 import platform
 import shlex
@@ -15,8 +16,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy
 import PIL
@@ -29,12 +31,11 @@ from vitruvian.cost import parameters
 from vitruvian.data.formats import BUILT_IN
 from vitruvian.errors import TrainingError, argument
 from vitruvian.evaluation.metrics import headline, wilson
-from vitruvian.files import digest, fingerprint, is_unfinished, read_object, write_json, write_text
+from vitruvian.files import digest, fingerprint, is_unfinished, parse_object, read_object, write_json, write_text
 from vitruvian.machine import processor_name
 from vitruvian.model.build import Model
 from vitruvian.report.html import render
 from vitruvian.text import describe_error, format_duration, plural
-from vitruvian.training.journal import METRICS_FILE, Line, read_journal
 from vitruvian.training.recipe import Recipe, read_recipe, to_toml
 from vitruvian.weights.checkpoint_files import Description
 from vitruvian.weights.load import RUN_FILE, load
@@ -42,6 +43,8 @@ from vitruvian.weights.load import RUN_FILE, load
 SHOWN = 20  # number of classes that a model card names
 RUNS = Path("runs")  # default parent folder of runs, sweeps and studies
 
+METRICS_FILE = "metrics.jsonl"
+EVENTS_FOLDER = "events"
 FAILED_FILE = "failed.json"  # why a run of a sweep or study diverged
 LOCK_FILE = ".lock"
 RECIPE_FILE = "recipe.toml"
@@ -49,7 +52,53 @@ CARD_FILE = "README.md"
 RESULT_FILE = "result.json"
 """The metrics of the model and a digest of each result file; it makes a run finished."""
 
+EMPTY = sha256().hexdigest()  # digest of an empty file
+
+Line = dict[str, Any]  # of metrics.jsonl
 RunState = Literal["waiting", "begun", "done", "failed"]
+
+
+class Journal:
+    """Appends to metrics.jsonl."""
+
+    def __init__(self, path: Path, keep_bytes: int, keep_digest: str) -> None:
+        """Truncates an existing file to `keep_bytes`, its size at the checkpoint that the run resumes from."""
+        self.path = path
+        content = path.read_bytes()[:keep_bytes] if path.is_file() else b""
+        self._hash = sha256(content)
+        if self.digest() != keep_digest:
+            reason = "has changed since the checkpoint was written"
+            raise TrainingError(reason, where=path, hint="restore it, or start a new run")
+        self._file: IO[bytes] = open(path, "ab")  # noqa: SIM115  (open as long as the run)
+        self._file.truncate(keep_bytes)
+
+    def record(self, line: Line) -> None:
+        try:
+            written = json.dumps(line).encode() + b"\n"
+            self._file.write(written)
+            self._file.flush()
+            self._hash.update(written)
+        except OSError as error:
+            raise TrainingError(f"cannot be written: {error.strerror}", where=self.path) from error
+
+    def sync(self) -> int:
+        """Flush the file to disk; returns its size in bytes."""
+        os.fsync(self._file.fileno())
+        return self.path.stat().st_size
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_journal(path: Path) -> Iterator[Line]:
+    """The lines of metrics.jsonl; an incomplete last line, still being written, is skipped."""
+    if path.is_file():
+        for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+            if line.endswith(b"\n"):
+                yield parse_object(line, f"{path}, line {number}", raises=TrainingError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,20 +245,16 @@ def model_card(model: Description, run: Run | None = None, **more: Any) -> str:
     return render("card.md", name=name, parameters=count, model=model, run=run, shown=SHOWN, **context).lstrip()
 
 
-def create_run(folder: Path, recipe: Recipe, facts: dict[str, Any]) -> Run:
-    """Write the settings and the facts of a new run; run.json, written last, makes the folder a run."""
+def write_run(folder: Path, recipe: Recipe, facts: dict[str, Any]) -> Run:
+    """Write the settings and the facts of a run; run.json, written last, makes the folder a run."""
+    run = Run(folder)
     try:
-        Run(folder).checkpoints.mkdir(parents=True, exist_ok=True)
+        run.checkpoints.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TrainingError(f"cannot be written: {error.strerror}", where=folder) from error
-    write_run(folder, recipe, facts)
-    return Run(folder)
-
-
-def write_run(folder: Path, recipe: Recipe, facts: dict[str, Any]) -> None:
-    """Write recipe.toml and run.json."""
     write_text(folder / RECIPE_FILE, to_toml(recipe.to_json()))
     write_sealed(folder / RUN_FILE, {**facts, "recipe": recipe.to_json()})
+    return run
 
 
 def write_sealed(path: Path, content: dict[str, Any]) -> None:

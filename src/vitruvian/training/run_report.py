@@ -1,16 +1,13 @@
 """The report of a training run: curves, confusion matrix, mistakes, data problems and settings on one page."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 from vitruvian.catalog import title_of
-from vitruvian.config import Preprocess, ViTConfig
 from vitruvian.data.doctor.checks import small_classes, unbalanced_classes
 from vitruvian.data.doctor.findings import Finding
 from vitruvian.data.sources import Source, class_sizes
@@ -23,9 +20,8 @@ from vitruvian.report.color import HELD_OUT, OTHER, TRAINING
 from vitruvian.report.html import PAGE, TINY_SIDE, embed_image, render
 from vitruvian.targets import KINDS
 from vitruvian.text import format_duration, plural
-from vitruvian.training import journal
 from vitruvian.training.initial_model import scale_size
-from vitruvian.training.masked import ColorMeasures, MaskedExample, levels_of, patchify
+from vitruvian.training.masked import ColorMeasures
 from vitruvian.training.objective import ValidationMetrics
 from vitruvian.training.run_folder import Run, environment
 from vitruvian.weights.checkpoint_files import Description
@@ -64,10 +60,12 @@ def write_report(
             "corrupted patches": f"{measures.patches:,}",
             "validation images": f"{measures.count:,}",
         }
-        assert isinstance(model.config, ViTConfig)
-        if held_out is not None:
-            for example in measures.examples:
-                examples += color_images(example, model.meta.preprocess, model.config.patch_size, held_out)
+        for example in measures.examples if held_out is not None else ():
+            assert held_out is not None
+            kind = "tiny" if max(example.image.shape) <= TINY_SIDE else ""
+            captions = (held_out.key(example.index), "input of the model", "predicted colors")
+            for levels, caption in zip((example.image, example.seen, example.predicted), captions):
+                examples.append({"image": embed_image(Image.fromarray(levels), caption, kind=kind), "caption": caption})
     elif isinstance(measures, Measures):
         tiles, sections = measure_tiles(measures), measure_sections(measures, train.classes, held_out)
     elif isinstance(measures, TargetMeasures):
@@ -122,7 +120,7 @@ CHARTS = {  # recorded numbers that are drawn, and their titles
 }
 
 
-def curves(lines: Sequence[journal.Line]) -> Iterator[Chart]:
+def curves(lines: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
     """A chart for each recorded number, with a line for each split."""
     kinds = {"": ("run", OTHER), "train": ("train", TRAINING), "val": ("validation", HELD_OUT)}
     for key, title in CHARTS.items():
@@ -139,39 +137,3 @@ def curves(lines: Sequence[journal.Line]) -> Iterator[Chart]:
         if drawn:
             y_from = None if title.endswith("%") else 0.0
             yield Chart(title=title, lines=drawn, x_label="step", y_from=y_from)
-
-
-# N patches of P x P pixels, C channels
-
-MASK_LEVEL = 128  # gray, for masked patches
-
-Pixels = NDArray[np.uint8]
-
-
-def color_images(example: MaskedExample, preprocess: Preprocess, side: int, source: Source) -> Iterator[dict[str, Any]]:
-    """The image, the model's input and the predicted colors, with captions."""
-    kind = "tiny" if max(example.pixels.shape[1:]) <= TINY_SIDE else ""
-    captions = (source.key(example.index), "input of the model", "predicted colors")
-    for levels, caption in zip(corruption_images(example, preprocess, side), captions):
-        yield {"image": embed_image(Image.fromarray(levels), caption, kind=kind), "caption": caption}
-
-
-def corruption_images(example: MaskedExample, preprocess: Preprocess, side: int) -> tuple[Pixels, Pixels, Pixels]:
-    """The image, its corruption and its prediction as uint8 (rows, columns, 3), or (rows, columns) if gray."""
-    levels = levels_of(torch.from_numpy(example.pixels)[None], preprocess)
-    patches = patchify(levels, side)[0].numpy().astype(np.uint8)  # (N, C, P, P)
-    rows, columns = levels.shape[-2] // side, levels.shape[-1] // side
-    corrupted, predicted = patches[example.taken_from], patches.copy()
-    corrupted[example.masked] = MASK_LEVEL
-    cell = np.arange(side) * example.predicted.shape[-1] // side  # the predicted cell of each pixel
-    predicted[example.chosen] = example.predicted[..., cell[:, None], cell]
-    image, seen, colors = (join_patches(part, rows, columns) for part in (patches, corrupted, predicted))
-    return image, seen, colors
-
-
-def join_patches(patches: Pixels, rows: int, columns: int) -> Pixels:
-    """Patches (N, C, P, P) -> (rows * P, columns * P, C), without the last axis if C is 1."""
-    _, channels, side, _ = patches.shape
-    grid = patches.reshape(rows, columns, channels, side, side).transpose(0, 3, 1, 4, 2)
-    image = grid.reshape(rows * side, columns * side, channels)
-    return np.ascontiguousarray(image[..., 0] if channels == 1 else image)

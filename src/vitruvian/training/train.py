@@ -34,7 +34,7 @@ from vitruvian.training import run_folder
 from vitruvian.training.checkpoint import Checkpoints, Position, free_name, read_position, verify, write_digests
 from vitruvian.training.distributed import Processes, process_group
 from vitruvian.training.initial_model import fit_logistic, initial_model, rebuild_model, with_head
-from vitruvian.training.journal import Listener, ProgressListener, TensorBoard, notify
+from vitruvian.training.integrations import Listener, ProgressListener, TensorBoard, notify
 from vitruvian.training.loop import Loop, Trainer
 from vitruvian.training.planning import RESERVE, prepare_recipe
 from vitruvian.training.recipe import DESCRIPTION, HARMLESS, LOCAL, Recipe, RecipeChanges, change_recipe, join_changes
@@ -157,7 +157,7 @@ def train(
         title = f"{title_of(start.config)} trained on {ref.name or ref.short_name}"
         described = chosen.replace(about=title, command=run_folder.command_line(), time="", result="")
         described = described.replace(model=title_of(start.config)) if chosen.weights else described
-        processes.on_main(lambda: run_folder.create_run(folder, described, facts) and None)
+        processes.on_main(lambda: run_folder.write_run(folder, described, facts) and None)
         processes.check_sees(folder / RUN_FILE)
         deadline = math.inf if minutes is None else began + 60 * minutes * (1 - RESERVE / 2)
         return Loop(trainer, folder, Position(), listeners, deadline).run()
