@@ -127,7 +127,7 @@ def test_a_whole_sweep_chooses_on_dev_and_averages_on_test(whole):
     sweep = whole
     assert [trial.recipe.validation for trial in sweep.trials] == ["dev", "dev", "test", "test"]
     best = max(sweep.dev, key=lambda trial: trial.measures["top1"])
-    assert sweep.chosen_lr == best.lr
+    assert sweep.chosen_lr == best.recipe.lr
     assert [trial.recipe.seed for trial in sweep.test] == [0, 1]
     record = json.loads((sweep.folder / "sweep.json").read_text())
     values = [Run(trial.folder).metrics("val")[-1]["top1"] for trial in sweep.test]
@@ -163,7 +163,7 @@ def test_finished_trials_are_not_repeated_and_more_can_be_asked_for(protocol, qu
     sweep = finetune(protocol, tmp_path / "sweep", listeners=[counting])
     assert sweep.dev[0].state == "done"
     names = [name for name, _ in counting.begun]
-    assert quick.test[0].name not in names
+    assert quick.test[0].folder.name not in names
     assert len(names) == len([trial for trial in sweep.trials if trial.folder.name != quick.test[0].folder.name])
     counting.begun.clear()
     said = []

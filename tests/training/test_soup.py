@@ -76,4 +76,4 @@ def test_an_average_that_is_not_better_is_not_kept(kept, protocol, monkeypatch, 
     assert not again.soup.kept
     assert again.soup.measures == {}
     assert lines[-1].endswith("the best seed alone 100; not kept")
-    assert load(folder).meta.source == str(folder / sweep.test[0].name / "model")
+    assert load(folder).meta.source == str(folder / sweep.test[0].folder.name / "model")

@@ -105,7 +105,7 @@ def test_a_sweep_selects_by_mean_average_precision(data, tmp_path):
         sweep = finetune(protocol, tmp_path / metric, progress=False)
         assert sweep.metric == metric
         best = (min if metric == "mae" else max)(sweep.dev, key=lambda trial: trial.measures[metric])
-        assert sweep.chosen_lr == best.lr
+        assert sweep.chosen_lr == best.recipe.lr
         assert sweep.to_json()[metric]["mean"] > 0
         assert load(sweep.folder).meta.source == str(sweep.test[0].folder / "model")
 

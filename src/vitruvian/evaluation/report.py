@@ -12,21 +12,11 @@ from PIL import Image, ImageColor
 
 from vitruvian.data.doctor.doctor_report import thumbnail_of
 from vitruvian.data.sources import Source
+from vitruvian.evaluation import metrics
 from vitruvian.evaluation.calibration import BINS
 from vitruvian.evaluation.conformal import ConformalSets
 from vitruvian.evaluation.corruptions import STRENGTHS, CorruptionResult
 from vitruvian.evaluation.evaluate import Evaluation, TargetEvaluation
-from vitruvian.evaluation.metrics import (
-    LEVEL,
-    MEASURE_NAMES,
-    METRIC_TEXTS,
-    SHOWN_MISTAKES,
-    TARGET_NAMES,
-    Counts,
-    Interval,
-    Measures,
-    mean_f1,
-)
 from vitruvian.evaluation.probe import ProbeReport
 from vitruvian.evaluation.probe_classifiers import SEEDS
 from vitruvian.evaluation.target_metrics import NumberMeasures, TargetMeasures
@@ -37,8 +27,8 @@ from vitruvian.targets import KINDS, LOWER_IS_BETTER
 from vitruvian.text import plural, printable
 
 NAMES = (
-    MEASURE_NAMES
-    | TARGET_NAMES
+    metrics.MEASURE_NAMES
+    | metrics.TARGET_NAMES
     | {
         "real": "ReaL accuracy",
         "top1_among_all_outputs": "top-1 among all outputs",
@@ -54,7 +44,7 @@ def write_evaluation(evaluation: Evaluation | TargetEvaluation, folder: Path) ->
     slice_titles, slices = slice_table(evaluation)
     if isinstance(evaluation, TargetEvaluation):
         sections = target_sections(evaluation.measures, evaluation.source)
-        facts: dict[str, Any] = {"tile_values": target_tiles(evaluation.measures), "measures": sections}
+        facts: dict[str, Any] = {"tile_values": measure_tiles(evaluation.measures), "measures": sections}
     else:
         facts = class_facts(evaluation)
     page = render(
@@ -63,7 +53,7 @@ def write_evaluation(evaluation: Evaluation | TargetEvaluation, folder: Path) ->
         subtitle=evaluation.summary,
         unreadable_images=dict(evaluation.unreadable),
         excluded=evaluation.left_out,
-        level=LEVEL,
+        level=metrics.LEVEL,
         notes=evaluation.notes,
         sets="" if evaluation.sets is None else describe_sets(evaluation.sets),
         by=evaluation.by,
@@ -148,8 +138,8 @@ def slice_table(evaluation: Evaluation | TargetEvaluation) -> tuple[tuple[str, .
     return (
         evaluation.by,
         ">images",
-        f">{(TARGET_NAMES | {'top1': 'top-1 accuracy, %'})[metric]}",
-        f"{LEVEL:g}% interval",
+        f">{(metrics.TARGET_NAMES | {'top1': 'top-1 accuracy, %'})[metric]}",
+        f"{metrics.LEVEL:g}% interval",
     ), [
         (s.name, f"{s.count:,}", number.format(s.value), f"{number} to {number}".format(*s.interval))
         for s in evaluation.slices
@@ -162,7 +152,7 @@ def describe_worst(evaluation: Evaluation | TargetEvaluation) -> str:
     total = evaluation.measures.scalars()[metric]
     low, high = worst.interval
     certain = ", which may be chance: its interval contains that" if low <= total <= high else ""
-    where, text = f"{evaluation.by} {printable(worst.name) or '(empty)'}", METRIC_TEXTS[metric].format
+    where, text = f"{evaluation.by} {printable(worst.name) or '(empty)'}", metrics.METRIC_TEXTS[metric].format
     return f"worst: {where}, {text(worst.value)} on {worst.count:,} images; all images {text(total)}{certain}"
 
 
@@ -195,7 +185,7 @@ def probe_table(report: ProbeReport) -> tuple[list[str], list[tuple[str, ...]]]:
     if report.target != "single":
         names = KINDS[report.target].metrics
         rows = [(r.probe, r.setting, *(f"{r.metrics[name]:.4g}" for name in names)) for r in report.results]
-        return ["probe", "setting", *(f">{TARGET_NAMES[name]}" for name in names)], rows
+        return ["probe", "setting", *(f">{metrics.TARGET_NAMES[name]}" for name in names)], rows
     for r in report.results:
         spread = [f"± {r.deviation:.2f}"] * (len(r.runs) > 1)
         spread += ["95% interval {:.2f} to {:.2f}".format(*r.interval)] if r.interval else []
@@ -211,25 +201,33 @@ def probe_summary(report: ProbeReport) -> str:
     )
 
 
-def measure_tiles(measures: Measures) -> dict[str, str]:
-    """The single numbers by display name."""
+def measure_tiles(measures: metrics.Measures | TargetMeasures) -> dict[str, str]:
+    """The single numbers by display name, with their intervals."""
     numbers, ends = measures.scalars(), measures.intervals()
-    names = {key: name for key, name in MEASURE_NAMES.items() if key != "top5" or measures.is_top5_meaningful}
-    tiles = {name: with_interval(numbers[key], ends[key]) for key, name in names.items()}
-    if measures.confusion is not None:
-        tiles["mean F1"] = with_interval(*mean_f1(measures.confusion))
-    return tiles | {measures.loss_name: f"{measures.loss:.4f}", "images": f"{measures.count:,}"}
+    names, text = metrics.TARGET_NAMES, "{:.4g} ({:.4g} to {:.4g})"
+    if isinstance(measures, metrics.Measures):
+        names, text = dict(metrics.MEASURE_NAMES), "{:.2f} % ({:.1f} to {:.1f})"
+        if not measures.is_top5_meaningful:
+            del names["top5"]
+    tiles = {title: text.format(numbers[name], *ends[name]) for name, title in names.items() if name in numbers}
+    if isinstance(measures, NumberMeasures):
+        tiles[f"values inside their {measures.target.coverage:.0%} interval"] = f"{measures.covered:.1f} %"
+    elif isinstance(measures, metrics.Measures):
+        if measures.confusion is not None:
+            tiles["mean F1"] = with_interval(*metrics.mean_f1(measures.confusion))
+        tiles[measures.loss_name] = f"{measures.loss:.4f}"
+    return tiles | {"images": f"{measures.count:,}"}
 
 
-def with_interval(percent: float, interval: Interval) -> str:
+def with_interval(percent: float, interval: metrics.Interval) -> str:
     """`94.74 % (75.4 to 99.1)`."""
     return f"{percent:.2f} % ({interval[0]:.1f} to {interval[1]:.1f})"
 
 
-def measure_sections(measures: Measures, classes: Sequence[str], source: Source | None = None) -> Markup:
+def measure_sections(measures: metrics.Measures, classes: Sequence[str], source: Source | None = None) -> Markup:
     """Confusion matrix, most confident mistakes with their images from `source`, and classes, worst first."""
     mistakes = []
-    for row in measures.mistakes[:SHOWN_MISTAKES] if source is not None else ():
+    for row in measures.mistakes[: metrics.SHOWN_MISTAKES] if source is not None else ():
         assert source is not None
         index, percent = int(measures.indices[row]), 100 * measures.probabilities[row]
         text = {"prediction": classes[measures.predictions[row]], "label": classes[measures.labels[row]]}
@@ -249,18 +247,6 @@ def measure_sections(measures: Measures, classes: Sequence[str], source: Source 
     )
 
 
-def target_tiles(measures: TargetMeasures) -> dict[str, str]:
-    """The single numbers by display name, with their intervals."""
-    values, ends = measures.scalars(), measures.intervals()
-    shown = {name: value for name, value in values.items() if name in TARGET_NAMES}
-    tiles = {
-        TARGET_NAMES[name]: "{:.4g} ({:.4g} to {:.4g})".format(value, *ends[name]) for name, value in shown.items()
-    }
-    if isinstance(measures, NumberMeasures):
-        tiles[f"values inside their {measures.target.coverage:.0%} interval"] = f"{measures.covered:.1f} %"
-    return tiles | {"images": f"{measures.count:,}"}
-
-
 def target_sections(measures: TargetMeasures, source: Source | None = None) -> Markup:
     """Metrics of each label or number, the worst predictions with their images, and charts of numbers."""
     outputs = measures.per_output()
@@ -269,7 +255,7 @@ def target_sections(measures: TargetMeasures, source: Source | None = None) -> M
     order = np.lexsort((-counts, np.nan_to_num(-first if is_number else first, nan=np.inf)))
     errors = np.nan_to_num(np.abs(measures.scores - measures.targets))
     errors = errors / np.maximum(errors.mean(axis=0), 1e-12) if is_number else errors
-    worst = np.argsort(-errors, axis=None, kind="stable")[:SHOWN_MISTAKES]
+    worst = np.argsort(-errors, axis=None, kind="stable")[: metrics.SHOWN_MISTAKES]
     mistakes = []
     for row, column in (divmod(int(cell), len(measures.names)) for cell in worst if source is not None):
         index, truth = int(measures.indices[row]), measures.targets[row, column]
@@ -313,7 +299,7 @@ MAX_IMAGE_SIDE = 512  # in pixels; with more classes, a pixel shows the maximum 
 RIGHT, WRONG = (ImageColor.getrgb(color) for color in COLORS[:2])
 
 
-def confusion_part(confusion: Counts, classes: Sequence[str]) -> Markup:
+def confusion_part(confusion: metrics.Counts, classes: Sequence[str]) -> Markup:
     """The confusion matrix as a table of counts, or as an image with the most confused pairs."""
     if len(classes) <= MAX_MATRIX_CLASSES:
         rows = [list(zip(*pair)) for pair in zip(confusion.tolist(), opacity(row_fractions(confusion)).tolist())]
@@ -321,7 +307,7 @@ def confusion_part(confusion: Counts, classes: Sequence[str]) -> Markup:
     return render("confusion.html", image=confusion_image(confusion), pairs=list(confused_pairs(confusion, classes)))
 
 
-def row_fractions(confusion: Counts) -> NDArray[np.float64]:
+def row_fractions(confusion: metrics.Counts) -> NDArray[np.float64]:
     """Each row divided by its sum; zeros for a class without images."""
     return np.asarray(confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1))
 
@@ -331,7 +317,7 @@ def opacity(fraction: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(fraction > 0, 0.15 + 0.85 * np.sqrt(fraction), 0.0)
 
 
-def confused_pairs(confusion: Counts, classes: Sequence[str]) -> Iterator[tuple[str, str, int, str]]:
+def confused_pairs(confusion: metrics.Counts, classes: Sequence[str]) -> Iterator[tuple[str, str, int, str]]:
     """Label, prediction, count and fraction of the label's images, most frequent first, at most MAX_PAIRS."""
     wrong = confusion.copy()
     np.fill_diagonal(wrong, 0)
@@ -342,7 +328,7 @@ def confused_pairs(confusion: Counts, classes: Sequence[str]) -> Iterator[tuple[
             yield classes[row], classes[column], int(wrong[row, column]), f"{fractions[row, column]:.0%}"
 
 
-def confusion_image(confusion: Counts) -> Markup:
+def confusion_image(confusion: metrics.Counts) -> Markup:
     """The confusion matrix with one pixel per cell or block of cells; empty cells are transparent."""
     fractions = row_fractions(confusion)
     block = -(-len(fractions) // MAX_IMAGE_SIDE)

@@ -1,8 +1,8 @@
 """The folder of a run: its files, and how processes create, lock and verify it.
 
-`run.json` facts · `recipe.toml` all settings · `metrics.jsonl` · `events/` of TensorBoard · `checkpoints/` · `best/` the
-best weights so far, if the recipe selects by validation · `unreadable.json` skipped images · `model/` the trained model ·
-`adapter/` LoRA's updates · `report.html` · `result.json` the metrics of the model · `README.md` the model card.
+`run.json` facts · `recipe.toml` all settings · `metrics.jsonl` · `events/` TensorBoard · `checkpoints/` · `best/` the
+best weights so far, if the recipe selects by validation · `unreadable.json` skipped images · `model/` the trained model
+· `adapter/` LoRA's updates · `report.html` · `result.json` the metrics of the model · `README.md` the model card.
 """
 
 import itertools

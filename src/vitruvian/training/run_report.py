@@ -12,7 +12,7 @@ from vitruvian.data.doctor.checks import small_classes, unbalanced_classes
 from vitruvian.data.doctor.findings import Finding
 from vitruvian.data.sources import Source, class_sizes
 from vitruvian.evaluation.metrics import Measures
-from vitruvian.evaluation.report import measure_sections, measure_tiles, target_sections, target_tiles
+from vitruvian.evaluation.report import measure_sections, measure_tiles, target_sections
 from vitruvian.evaluation.target_metrics import TargetMeasures
 from vitruvian.files import write_text
 from vitruvian.report.chart import Chart, Line
@@ -69,7 +69,7 @@ def write_report(
     elif isinstance(measures, Measures):
         tiles, sections = measure_tiles(measures), measure_sections(measures, train.classes, held_out)
     elif isinstance(measures, TargetMeasures):
-        tiles, sections = target_tiles(measures), target_sections(measures, held_out)
+        tiles, sections = measure_tiles(measures), target_sections(measures, held_out)
     if "images" in tiles:
         tiles["validation images"] = tiles.pop("images")
     if lines and "seconds" in lines[-1]:

@@ -410,10 +410,12 @@ def add_classes(run: str | Path | Run, data: object, out: str | Path | None = No
     encoder = Encoder(model)
     store = open_store(encoder)
     sources = (old.train, more.train, old.validation, more.validation)
-    parts = [in_classes(compute_features(encoder, source, store), classes) for source in sources]
-    features, held_out = parts[:2], parts[2:]
-    values, labels = (np.concatenate([getattr(part, name) for part in features]) for name in ("values", "labels"))
-    head = fit_logistic(replace(features[0], values=values, labels=labels, classes=classes))
+    features = [compute_features(encoder, source, store) for source in sources]
+    positions = [np.array([classes.index(name) for name in part.classes]) for part in features]
+    parts = [replace(part, labels=at[part.labels], classes=classes) for part, at in zip(features, positions)]
+    training, held_out = parts[:2], parts[2:]
+    values, labels = (np.concatenate([getattr(part, name) for part in training]) for name in ("values", "labels"))
+    head = fit_logistic(replace(training[0], values=values, labels=labels))
     extended = with_head(model, head, classes, f"{model.meta.origin}; with {len(added)} more classes")
     pairs = (model, held_out[0]), (extended, held_out[0]), (extended, held_out[1])
     before, after, right = (accuracy(*pair) for pair in pairs)
@@ -421,12 +423,6 @@ def add_classes(run: str | Path | Run, data: object, out: str | Path | None = No
     save(extended, folder)
     counts = len(held_out[0]), len(held_out[1])
     return AddedClasses(folder=folder, added=added, before=before, after=after, new=right, counts=counts)
-
-
-def in_classes(features: FeatureSet, classes: tuple[str, ...]) -> FeatureSet:
-    """The features, with labels that are positions in another list of classes."""
-    positions = np.array([classes.index(name) for name in features.classes])
-    return replace(features, labels=positions[features.labels], classes=classes)
 
 
 def accuracy(model: Model, features: FeatureSet) -> float:
