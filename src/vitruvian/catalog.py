@@ -173,7 +173,6 @@ def published_names() -> list[str]:
 
 
 def published_for(variant: str) -> list[Published]:
-    """The published weights of a variant, in the order of the table."""
     return [row for row in PUBLISHED.values() if row.variant == variant]
 
 

@@ -16,27 +16,32 @@ def parameters(config: ModelConfig) -> int:
         norms = sum(2 * (inputs + 2 * inner) for inputs, inner, _, _ in _units(config))
         if config.axial:
             convs += sum(count for count, _ in _axial_changes(config, config.image_size))
-        return convs + norms + 2 * config.feature_width + _dense(config.feature_width, config.num_classes)
-    D, patches = config.width, config.grid[0] * config.grid[1]
-    sides = sum(config.grid)
-    tables = {"learned": patches * D, "learned_2d": sides * (D // 2), "factorized": sides * D}
+        return convs + norms + 2 * config.feature_width + (config.feature_width + 1) * config.num_classes
+    D, K, H, (rows, columns) = config.width, config.head_width, config.num_heads, config.grid
+    norm = 1 if config.norm == "rms" else 2  # parameters per channel
+    tokens = rows * columns + config.prefix_tokens
+    sides = rows + columns
+    tables = {"learned": rows * columns * D, "learned_2d": sides * (D // 2), "factorized": sides * D}
     positions = tables.get(config.pos_embed, 0) + config.prefix_pos_embeds * D
     count = config.prefix_tokens * D + positions * (config.depth if config.pos_embed_at == "every_layer" else 1)
-    channels = config.stem.out_channels if config.stem else config.in_channels
-    count += _dense(channels * config.patch_size**2, D, config.patch_bias)
+    count += sum((i + has_bias) * o for _, i, o, has_bias in _dense_layers(config, config.image_size))
     if config.stem:
         count += sum(k * k * i * o + 2 * o for k, i, o, _ in _convs(config.stem, config.in_channels))
         count -= ROOT_CHANNELS * config.stem.is_plain  # a bias instead of a norm
-    count += config.depth * _block_parameters(config, patches + config.prefix_tokens)
-    count += (config.patch_norm + config.pre_norm + config.final_norm) * _norm(config, D)
-    if config.pool == "map":
-        M = config.pool_mlp_dim or config.mlp_dim
-        count += D + 4 * _dense(D, D) + _norm(config, D) + _dense(D, M) + _dense(M, D)
-    if config.representation_size:
-        count += _dense(
-            config.pooled_width, config.representation_size, not config.projection or config.projection_bias
-        )
-    return count + (1 + config.distillation) * _dense(config.feature_width, config.num_classes)
+    count += (config.patch_norm + config.pre_norm + config.final_norm) * norm * D
+    count += (D + norm * D) * (config.pool == "map")
+    branches = 1 if config.block == "parallel" else 2  # each with a norm and a scale
+    scales = config.layer_scale * (branches if config.mlp_scale else 1)
+    block = (branches * norm + scales) * D + norm * (config.attn_norm * K * H + config.mlp_norm * config.mlp_dim)
+    is_differential = config.attention == "differential"
+    block += (K + 1) * is_differential + 2 * config.qk_norm * norm * (K // 2 if is_differential else K)
+    if config.pos_embed == "relative_bias":
+        block += ((2 * rows - 1) * (2 * columns - 1) + 3) * H
+    if config.pos_embed == "relative":
+        block += (2 * tokens - 1) * K
+    if config.rope is not None and config.rope.kind == "mixed":
+        block += H * K
+    return count + config.depth * block
 
 
 def multiply_adds(config: ModelConfig, image_size: int | Size | None = None) -> int:
@@ -49,34 +54,19 @@ def multiply_adds(config: ModelConfig, image_size: int | Size | None = None) -> 
         if config.axial:
             count += sum(work for _, work in _axial_changes(config, size))
         return count + config.feature_width * config.num_classes
-    D, grid = config.width, config.grid_of(size)
+    count += sum(times * i * o for times, i, o, _ in _dense_layers(config, size))
+    grid, A = config.grid_of(size), config.head_width * config.num_heads
     patches = grid[0] * grid[1]
-    tokens = patches + config.prefix_tokens
-    channels = config.stem.out_channels if config.stem else config.in_channels
-    count += patches * channels * config.patch_size**2 * D
-    mlp = D * config.mlp_dim * (3 if config.mlp == "swiglu" else 2)
-    A = config.head_width * config.num_heads
-    products = 3 if config.attention == "differential" else 2  # it multiplies with the values twice, at full width
-    attended = {"axial": sum(grid) / 2}.get(config.attention, tokens)  # rows and columns alternate
-    block = tokens * (4 * D * A + mlp) + products * tokens * attended * A
-    if config.attention == "mixer":
-        block = tokens * (2 * D * config.mixer_dim + mlp)
-    if config.pos_embed == "relative":
-        block += tokens * (2 * tokens - 1) * D
-    if config.rope is not None and config.rope.kind == "mixed":
-        block += patches * D
-    if config.attention == "axial" and config.depth % 2:  # one more layer attends to rows, of `columns` patches
-        count += round(products * tokens * A * (grid[1] - grid[0]) / 2)
-    count += round(config.depth * block)
-    for before, after in pairwise(tokens_by_layer(config, tokens)):  # saved by merging, without the cost of matching
-        in_mlp = before if config.block == "parallel" else after  # a parallel block merges after its MLP
-        count -= (tokens - before) * 4 * D * A + (tokens - in_mlp) * mlp + products * (tokens**2 - before**2) * A
-    if config.pool == "map":
-        read = tokens if config.pool_prefix else patches
-        M = config.pool_mlp_dim or config.mlp_dim
-        count += 2 * read * D * D + 2 * read * D + 2 * D * D + 2 * D * M
-    count += config.pooled_width * config.representation_size
-    return count + (1 + config.distillation) * config.feature_width * config.num_classes
+    # differential attention multiplies with the values twice, at full width
+    products = {"mixer": 0, "differential": 3}.get(config.attention, 2)
+    for layer, tokens in enumerate(tokens_by_layer(config, patches + config.prefix_tokens)[:-1]):
+        attended = grid[1 - layer % 2] if config.attention == "axial" else tokens
+        count += products * tokens * attended * A
+        if config.pos_embed == "relative":
+            count += tokens * (2 * tokens - 1) * A
+        if config.rope is not None and config.rope.kind == "mixed":
+            count += patches * A
+    return count + (2 * config.width * (patches + config.pool_prefix * config.prefix_tokens)) * (config.pool == "map")
 
 
 def speed_class(work: int) -> str:
@@ -96,33 +86,28 @@ def tokens_by_layer(config: ViTConfig, tokens: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _dense(inputs: int, outputs: int, bias: bool = True) -> int:
-    return (inputs + bias) * outputs
-
-
-def _norm(config: ViTConfig, width: int) -> int:
-    return width if config.norm == "rms" else 2 * width
-
-
-def _block_parameters(config: ViTConfig, tokens: int) -> int:
-    D, M, K = config.width, config.mlp_dim, config.head_width
-    A = K * config.num_heads
-    branches = 1 if config.block == "parallel" else 2  # each with a norm and a scale
-    scales = config.layer_scale * (branches if config.mlp_scale else 1)
-    count = branches * _norm(config, D) + scales * D + config.attn_norm * _norm(config, A)
-    differential = config.attention == "differential"
-    count += (K + 1) * differential + 2 * config.qk_norm * _norm(config, K // 2 if differential else K)
-    count += config.mlp_norm * _norm(config, M)
-    if config.attention == "mixer":
-        count += _dense(tokens, config.mixer_dim) + _dense(config.mixer_dim, tokens)
-    else:
-        count += _dense(D, 3 * A, config.qkv_bias) + _dense(A, D, config.dense_bias)
-    count += _dense(D, 2 * M if config.mlp == "swiglu" else M, config.dense_bias) + _dense(M, D, config.dense_bias)
-    if config.pos_embed == "relative_bias":
-        count += ((2 * config.grid[0] - 1) * (2 * config.grid[1] - 1) + 3) * config.num_heads
-    if config.rope is not None and config.rope.kind == "mixed":
-        count += config.num_heads * K
-    return count + ((2 * tokens - 1) * K if config.pos_embed == "relative" else 0)
+def _dense_layers(config: ViTConfig, size: Size) -> Iterator[tuple[int, int, int, bool]]:
+    """The dense layers: how often an image uses each, the number of inputs and of outputs, and whether it has a bias."""
+    D, M, A = config.width, config.mlp_dim, config.head_width * config.num_heads
+    rows, columns = config.grid_of(size)
+    channels = config.stem.out_channels if config.stem else config.in_channels
+    yield rows * columns, channels * config.patch_size**2, D, config.patch_bias
+    # saved by merging, without the cost of matching
+    for tokens, merged in pairwise(tokens_by_layer(config, rows * columns + config.prefix_tokens)):
+        if config.attention == "mixer":
+            yield from ((D, tokens, config.mixer_dim, True), (D, config.mixer_dim, tokens, True))
+        else:
+            yield from ((tokens, D, 3 * A, config.qkv_bias), (tokens, A, D, config.dense_bias))
+        in_mlp = tokens if config.block == "parallel" else merged  # a parallel block merges after its MLP
+        yield in_mlp, D, 2 * M if config.mlp == "swiglu" else M, config.dense_bias
+        yield in_mlp, M, D, config.dense_bias
+    if config.pool == "map":
+        M, read = config.pool_mlp_dim or M, rows * columns + config.pool_prefix * config.prefix_tokens
+        yield from ((1, D, D, True), (read, D, 2 * D, True), (1, D, D, True), (1, D, M, True), (1, M, D, True))
+    if config.representation_size:
+        yield 1, config.pooled_width, config.representation_size, config.projection_bias or not config.projection
+    for _ in range(1 + config.distillation):
+        yield 1, config.feature_width, config.num_classes, True
 
 
 def _units(config: ResNetConfig | StemConfig) -> Iterator[tuple[int, int, int, int]]:

@@ -186,7 +186,6 @@ def load_packed(load: Load[Item, Details], items: list[tuple[int, Item]]) -> tup
 
 
 def unpack(images: Images[Details], stacks: list[Tensor]) -> list[Loaded[Details]]:
-    """The results of `load_packed`, one per image."""
     pixels = (image for stack in stacks for image in stack)
     return [(details, next(pixels) if error is None else error) for details, error in images]
 
@@ -203,7 +202,6 @@ def read_images(source: Source, indices: NDArray[np.int64]) -> Iterator[tuple[in
 
 
 def image_name(image: ImageInput) -> str:
-    """The path of an image, or a description if it has none."""
     return os.fspath(image) if isinstance(image, str | os.PathLike) else name_of(image)
 
 
@@ -676,7 +674,6 @@ class Classifier(Encoder):
 
 
 def require_weights(model: ImageModel) -> Model:
-    """The model, unless it is an exported graph: those raise ConfigError."""
     if isinstance(model, Graph):
         raise ConfigError(LOGITS_ONLY)
     return model

@@ -205,7 +205,6 @@ def round_trip(forward: Forward, device: torch.device, pixels: Tensor) -> Tensor
 
 
 def timed(function: Callable[[], object], device: torch.device = CPU) -> float:
-    """Seconds that a call takes."""
     start = time.perf_counter()
     function()
     synchronize(device)

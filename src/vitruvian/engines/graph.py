@@ -143,7 +143,6 @@ def open_graph(path: Path, *, engine: str = "auto", image_size: int | Size | Non
 
 
 def single_graph(folder: Path) -> Path | None:
-    """Find the graph for single images in a folder, beside weights or the graph for batches."""
     return next((folder / name for name in SINGLE_FILES if (folder / name).is_file()), None)
 
 

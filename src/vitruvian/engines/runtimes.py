@@ -41,7 +41,6 @@ T = TypeVar("T")
 
 
 def installed() -> list[str]:
-    """Engines whose packages are installed."""
     return ["torch", *(name for name, needed in EXTRAS.items() if all(map(importlib.util.find_spec, needed)))]
 
 
@@ -138,7 +137,6 @@ def open_onnxruntime(module: Any, path: Path, split: bool, batch_size: int | Non
 
 
 def is_quantized(path: Path) -> bool:
-    """Whether an ONNX or OpenVINO file contains int8 operators."""
     if not path.stat().st_size:
         return False
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 @contextmanager
 def eval_mode(module: nn.Module) -> Iterator[None]:
-    """In this block, the module is in evaluation mode."""
     training = module.training
     module.eval()
     try:

@@ -187,7 +187,6 @@ def take_rows(x: Tensor, index: Tensor) -> Tensor:  # (B, N, D), (B, M) -> (B, M
 
 
 def token_indices(x: Tensor) -> Tensor:
-    """The index of each token in its image, (B, N)."""
     return torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
 
 

@@ -197,7 +197,6 @@ def is_transformers_vit(model: Model) -> bool:
 
 
 def part_of(state: Mapping[str, Tensor], module: str) -> dict[str, Tensor]:
-    """The tensors of a module, by their names in it."""
     return {key.removeprefix(f"{module}."): value for key, value in state.items() if key.startswith(f"{module}.")}
 
 

@@ -426,7 +426,6 @@ def is_native(checkpoint: Checkpoint) -> bool:
 
 
 def describe_native(checkpoint: Checkpoint) -> Description | None:
-    """The description of native weights, or None."""
     config, header = checkpoint.settings.get("config.json"), checkpoint.embedded
     if config is None and header is None:
         return None

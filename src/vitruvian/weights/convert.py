@@ -65,7 +65,6 @@ class Certificate(Record):
 
 
 def check_other(destination: Path, source: Path) -> None:
-    """Raise if the destination is the source."""
     if destination.exists() and destination.samefile(source):
         raise ConversionError("the destination is the source itself", where=destination)
 

@@ -164,15 +164,12 @@ class FeatureInfo:
     stride: int
 
     def channels(self) -> list[int]:
-        """Channels of each feature map."""
         return [self.width for _ in self.out_indices]
 
     def reduction(self) -> list[int]:
-        """Stride of each feature map, in pixels."""
         return [self.stride for _ in self.out_indices]
 
     def module_name(self) -> list[str]:
-        """Name of the block that computes each feature map."""
         return [f"blocks.{index}" for index in self.out_indices]
 
 
@@ -206,7 +203,6 @@ class FeatureModel(nn.Module):
         return maps
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """See `ViT.set_grad_checkpointing`."""
         self.model.set_grad_checkpointing(enable)
 
 

@@ -100,7 +100,6 @@ def resolve_source(name: str, *, cache: Path | None = None, offline: bool | None
 
 
 def cached_names() -> list[str]:
-    """The published weights in the caches, ours and Hugging Face's."""
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     repositories = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
     names = []

@@ -204,7 +204,6 @@ def run_facts(source: str | Path, data: str) -> tuple[Path, dict[str, Any]] | No
 
 
 def published_name(source: str | Path) -> str:
-    """The name of published weights; empty for a path."""
     return "" if Path(source).expanduser().exists() else str(source)
 
 
@@ -297,7 +296,6 @@ def change_head(config: ModelConfig, state: Tensors, changes: Changes) -> tuple[
 
 
 def check_finite(model: Model, where: object, *, raises: type[CheckpointError] = CheckpointError) -> None:
-    """Raise if a parameter contains NaN or infinity."""
     broken = next((name for name, value in model.state_dict().items() if not value.isfinite().all()), None)
     if broken is not None:
         raise raises(f"{broken!r} contains NaN or infinity", where=where)

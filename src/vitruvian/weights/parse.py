@@ -178,7 +178,6 @@ def warn_once(path: Path, text: str) -> None:
 
 
 def check_hints(config: ModelConfig, hints: LoadHints) -> None:
-    """Raise if the caller's hints contradict a description."""
     if isinstance(config, ResNetConfig):
         if hints.num_heads is not None or hints.grid is not None:
             raise CheckpointError("num_heads and grid do not apply to a ResNet")
@@ -416,5 +415,4 @@ def count_registers(native: Tensors) -> int:
 
 
 def shape_of(native: Tensors, name: str) -> tuple[int, ...]:
-    """A tensor's shape, or () if it is missing."""
     return tuple(native[name].shape) if name in native else ()

@@ -110,7 +110,6 @@ def write(
 
 
 def to_half(state: Tensors) -> Tensors:
-    """Convert matrices and kernels to float16."""
     rounded = {name: tensor.half() if tensor.dim() > 1 else tensor for name, tensor in state.items()}
     broken = next((name for name, tensor in rounded.items() if not tensor.isfinite().all()), None)
     if broken is not None:

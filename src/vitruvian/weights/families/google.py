@@ -99,7 +99,6 @@ TRIMMED_SIGLIP = {(14, 27 * 27): (384, 384)}
 
 
 def has_text(checkpoint: Checkpoint) -> bool:
-    """Whether the file has a text tower too, as SigLIP's."""
     return any(name.startswith("params/txt/") for name in checkpoint.tensors)
 
 

@@ -128,7 +128,6 @@ class HuggingFace(Family[ViTConfig]):
         return config.replace(numerics=config.numerics.replace(position_resize=resize))
 
     def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
-        """`config.json` as transformers writes it."""
         rows, columns = config.image_size
         kind = self.model_type(config)
         class_name = self.model_types[kind] + ("ForImageClassification" if config.num_classes else "Model")
@@ -208,7 +207,6 @@ def read_labels(settings: dict[str, Any]) -> tuple[str, ...] | None:
 
 
 def generic_labels(count: int) -> tuple[str, ...]:
-    """The names that transformers gives to unnamed classes."""
     return tuple(f"LABEL_{index}" for index in range(count))
 
 

@@ -22,7 +22,6 @@ UNSUPPORTED = (
 
 
 def config_section(checkpoint: Checkpoint, *keys: str) -> dict[str, Any]:
-    """An object inside `open_clip_config.json`; empty if it is absent."""
     section: Any = checkpoint.settings.get(CONFIG, {})
     for key in keys:
         section = section.get(key, {})

@@ -1,6 +1,6 @@
 """Text towers of CLIP, SigLIP and LiT: read from transformers, open_clip and big_vision, written for transformers."""
 
-from abc import ABC, abstractmethod
+
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,32 +22,15 @@ from vitruvian.weights.parse import check_names, count_blocks, shape_of
 from vitruvian.weights.tokenizer import TOKENIZER_FILES
 
 
-class TextFamily(ABC):
-    """How one family stores a text tower, and what its settings state."""
+class HuggingFaceText:
+    """`text_config` of model_type clip, siglip and siglip2, and the interface of the other families."""
 
-    table: ClassVar[Table]
+    table: ClassVar[Table] = TABLES["huggingface_text"]
     scale: ClassVar[str] = "logit_scale"
     bias: ClassVar[str] = "logit_bias"
 
-    @abstractmethod
     def tensors(self, checkpoint: Checkpoint) -> Tensors:
         """The text tower's arrays under the names of the table; empty if the file has none."""
-
-    @abstractmethod
-    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What the arrays do not determine.
-
-        The first are settings of TextConfig: heads, causal, pool, numerics, perhaps depth; the second are those of the
-        tokenizer that depend on the family.
-        """
-
-
-class HuggingFaceText(TextFamily):
-    """`text_config` of model_type clip, siglip and siglip2."""
-
-    table = TABLES["huggingface_text"]
-
-    def tensors(self, checkpoint: Checkpoint) -> Tensors:
         tower = {}
         for name, tensor in checkpoint.tensors.items():
             inner = name.removeprefix("text_model.").removeprefix("text_model.")
@@ -56,6 +39,7 @@ class HuggingFaceText(TextFamily):
         return tower
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Settings of TextConfig that the arrays do not determine, and those of the tokenizer."""
         settings = checkpoint.settings.get("config.json", {})
         kind, tower = settings.get("model_type"), settings.get("text_config")
         if kind not in ("clip", "metaclip_2", "siglip", "siglip2") or not isinstance(tower, dict | None):
@@ -78,7 +62,7 @@ class HuggingFaceText(TextFamily):
         }, cleaning
 
 
-class OpenClipText(TextFamily):
+class OpenClipText(HuggingFaceText):
     """`text_cfg`: arrays at the top level, or under `text.` next to a timm model."""
 
     table = TABLES["open_clip_text"]
@@ -113,7 +97,7 @@ class OpenClipText(TextFamily):
         }, {"clean": clean}
 
 
-class BigVisionText(TextFamily):
+class BigVisionText(HuggingFaceText):
     """SigLIP's `txt/`; the arrays determine the heads."""
 
     table = TABLES["big_vision_text"]
@@ -161,7 +145,7 @@ class LitText(BigVisionText):
         return {"num_heads": heads, "causal": False, "pool": "first", "post_norm": True, "numerics": numerics}, {}
 
 
-TEXT_FAMILIES: dict[type, TextFamily] = {
+TEXT_FAMILIES: dict[type, HuggingFaceText] = {
     Lit: LitText(),
     HuggingFaceTower: HuggingFaceText(),
     OpenClip: OpenClipText(),
@@ -203,7 +187,7 @@ def read_text_tower(path: Path) -> TextWeights | None:
     return TextWeights(tower=tower, cleaning=cleaning, scale=scale, bias=bias, folder=folder)
 
 
-def text_tower(family: TextFamily, checkpoint: Checkpoint, tensors: Tensors) -> tuple[TextTower, dict[str, Any]]:
+def text_tower(family: HuggingFaceText, checkpoint: Checkpoint, tensors: Tensors) -> tuple[TextTower, dict[str, Any]]:
     """Build the tower with every array accounted for; returns it with the settings of its tokenizer."""
     native, unused = family.table.read(tensors)
     facts, cleaning = family.facts(checkpoint, tensors)

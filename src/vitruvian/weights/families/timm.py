@@ -4,7 +4,7 @@ DINO, DINOv2 and DINOv3 as released (`.pth`) have mostly the same names, with ot
 """
 
 import re
-from abc import abstractmethod
+
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -305,6 +305,8 @@ class TimmNamed(Family[ConfigT]):
     name = "timm"
     suffixes: ClassVar[tuple[str, ...]] = (".safetensors", ".pth", ".pt", ".bin")
     names: ClassVar[str]  # pattern of timm's names
+    titles: ClassVar[str]  # pattern of our titles of the models that timm has
+    name_format: ClassVar[str]  # of timm's name, with the groups of the title
     what: ClassVar[str]
     classifier: ClassVar[str]  # timm's name of the head
 
@@ -330,9 +332,10 @@ class TimmNamed(Family[ConfigT]):
     def default_preprocess(self, checkpoint: Checkpoint, config: ConfigT) -> Preprocess:
         return crop_preprocess(config.image_size, 0.875)
 
-    @abstractmethod
     def timm_name(self, config: ConfigT) -> str:
         """timm's name for a model of this shape; empty if it has none."""
+        match = re.fullmatch(self.titles, title_of(config))
+        return self.name_format.format(*match.groups()).lower() if match else ""
 
     def obstacles(self, config: ConfigT) -> list[str]:
         is_known = not self.folder or self.timm_name(config)
@@ -348,6 +351,7 @@ class TimmBit(TimmNamed[ResNetConfig]):
 
     table = TABLES["timm_bit"]
     names, what, classifier = "resnetv2_.*_bit", "a BiT ResNet", "head.fc"
+    titles, name_format = "BiT-R(50x1|50x3|101x1|101x3|152x2|152x4)", "resnetv2_{}_bit"
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         config = self.config(checkpoint)
@@ -356,10 +360,6 @@ class TimmBit(TimmNamed[ResNetConfig]):
 
     def default_preprocess(self, checkpoint: Checkpoint, config: ResNetConfig) -> Preprocess:
         return super().default_preprocess(checkpoint, config).replace(interpolation="bilinear")
-
-    def timm_name(self, config: ResNetConfig) -> str:
-        match = re.fullmatch("BiT-R(50x1|50x3|101x1|101x3|152x2|152x4)", title_of(config))
-        return f"resnetv2_{match[1]}_bit" if match else ""
 
     def reader_config(self, config: ResNetConfig) -> ResNetConfig:
         return config.replace(style="timm_bit")
@@ -370,14 +370,12 @@ class TimmMixer(TimmNamed[ViTConfig]):
 
     table = TABLES["timm_mixer"]
     names, what, classifier = "mixer_.*", "an MLP-Mixer", "head"
+    titles, name_format = r"Mixer-([SBL])/(\d+)", "mixer_{}{}_224"
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         config = self.config(checkpoint)
         return Facts(numerics=self.numerics, num_heads=1, image_size=config.image_size, labels=config.labels)
 
-    def timm_name(self, config: ViTConfig) -> str:
-        match = re.fullmatch(r"Mixer-([SBL])/(\d+)", title_of(config))
-        return f"mixer_{match[1].lower()}{match[2]}_224" if match else ""
 
     def obstacles(self, config: ViTConfig) -> list[str]:
         return find_obstacles(config, "timm_mixer") + super().obstacles(config)

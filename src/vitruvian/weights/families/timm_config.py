@@ -98,13 +98,11 @@ class Architecture:
 
 @cache
 def rows() -> dict[str, dict[str, Any]]:
-    """The rows of the table by architecture name."""
     return {row["name"]: row for row in json.loads(Path(__file__).with_name("timm.json").read_text(encoding="utf-8"))}
 
 
 @cache
 def find_architecture(name: str) -> Architecture | None:
-    """The architecture of this name (without a tag), or None."""
     row = rows().get(name)
     if row is None or "unsupported" in row:
         return None
@@ -185,7 +183,6 @@ class TimmConfig:
         return self.model_args.get("in_chans") or (self.input_size[0] if self.input_size else 3)
 
     def preprocess(self, size: Size) -> Preprocess | None:
-        """The evaluation preprocessing, or None if not stated."""
         return read_preprocess(self.pretrained_cfg, size) if self.pretrained_cfg else None
 
     def check_null_arguments(self) -> None:
@@ -273,7 +270,6 @@ INTERPOLATIONS = {"area": "box"}  # our names for Pillow's filters -> timm's, wh
 
 
 def read_preprocess(cfg: dict[str, Any], size: Size) -> Preprocess:
-    """The evaluation preprocessing in `pretrained_cfg`."""
     theirs = cfg.get("interpolation") or "bicubic"
     interpolation = next((ours for ours, name in INTERPOLATIONS.items() if name == theirs), theirs)
     if interpolation not in get_args(Interpolation):
@@ -480,7 +476,7 @@ def choose(config: ViTConfig, name: str = "", *, key_bias: bool = False) -> Timm
 
 def fit_arguments(arch: Architecture, config: ViTConfig, *, key_bias: bool) -> TimmChoice | list[str]:
     """The arguments that turn an architecture into this model, or the differences that no argument can express."""
-    theirs, ours = architecture_settings(arch.name), comparable_settings(config, arch)
+    theirs, ours = comparable_settings(arch.config, arch), comparable_settings(config, arch)
     arguments, others, known = dict[str, Any](), list[str](), arguments_for(config, arch)
     fixed = STEM_SETTINGS if config.stem and config.stem.style == "mobile_clip" else ()
     for name in (name for name in theirs if theirs[name] != ours[name]):
@@ -518,13 +514,6 @@ def fit_arguments(arch: Architecture, config: ViTConfig, *, key_bias: bool) -> T
 
 
 @cache
-def architecture_settings(name: str) -> dict[str, Any]:
-    """The comparable settings of an architecture itself."""
-    arch = find_architecture(name)
-    assert arch is not None
-    return comparable_settings(arch.config, arch)
-
-
 def comparable_settings(config: ViTConfig, arch: Architecture) -> dict[str, Any]:
     """The settings to compare with an architecture's, in timm's terms, without those that make no difference here."""
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}

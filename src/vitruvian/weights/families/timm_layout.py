@@ -135,7 +135,6 @@ def by_head(part: Tensor, heads: int) -> Tensor:
 
 
 def count_branches(tensors: Tensors) -> int:
-    """The number of parallel attentions in each block, from the names."""
     return max((1 + int(match[1]) for name in tensors if (match := re.search(r"\.attns\.(\d+)\.", name))), default=1)
 
 
