@@ -58,14 +58,14 @@ from .weights.builders import vit_b_32 as vit_b_32
 from .weights.builders import vit_h_14 as vit_h_14
 from .weights.builders import vit_l_16 as vit_l_16
 from .weights.builders import vit_l_32 as vit_l_32
-from .weights.convert import Certificate as Certificate
-from .weights.convert import convert as convert
 from .weights.create import FeatureModel as FeatureModel
 from .weights.create import create_model as create_model
 from .weights.create import list_models as list_models
 from .weights.load import load as load
 from .weights.load import with_adapter as with_adapter
 from .weights.load import with_merging as with_merging
+from .weights.save import Certificate as Certificate
+from .weights.save import convert as convert
 from .weights.save import save as save
 from .weights.zero_shot import embed_texts as embed_texts
 from .weights.zero_shot import with_words as with_words

@@ -87,7 +87,7 @@ def tokens_by_layer(config: ViTConfig, tokens: int) -> tuple[int, ...]:
 
 
 def _dense_layers(config: ViTConfig, size: Size) -> Iterator[tuple[int, int, int, bool]]:
-    """The dense layers: how often an image uses each, the number of inputs and of outputs, and whether it has a bias."""
+    """The dense layers: how often an image uses each, its inputs and outputs, and whether it has a bias."""
     D, M, A = config.width, config.mlp_dim, config.head_width * config.num_heads
     rows, columns = config.grid_of(size)
     channels = config.stem.out_channels if config.stem else config.in_channels

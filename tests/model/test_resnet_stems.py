@@ -11,9 +11,9 @@ from vitruvian.errors import ConfigError, ConversionError
 from vitruvian.explain.figures import filter_components
 from vitruvian.model.build import build
 from vitruvian.model.resnet import BatchNorm, whitening_kernels
-from vitruvian.weights.convert import convert
 from vitruvian.weights.families.family import Facts
 from vitruvian.weights.parse import infer_stem
+from vitruvian.weights.save import convert
 
 STEM = StemConfig(style="conv", stages=(2, 1, 1), width=8)
 CONFIG = ViTConfig(image_size=32, patch_size=1, num_classes=3, depth=1, width=16, mlp_dim=16, num_heads=2, stem=STEM)

@@ -11,11 +11,10 @@ import torch
 from checkpoints import DESTINATIONS, TOLERANCE, largest_difference, path_of
 
 from vitruvian.errors import ConversionError, UnknownNameError
-from vitruvian.weights.convert import convert
 from vitruvian.weights.load import load
-from vitruvian.weights.save import save
+from vitruvian.weights.save import convert, save
 
-converting = importlib.import_module("vitruvian.weights.convert")  # the module, not the function of the same name
+converting = importlib.import_module("vitruvian.weights.save")  # the module, not the function of the same name
 
 
 @pytest.mark.parametrize("family", DESTINATIONS)

@@ -12,11 +12,10 @@ from safetensors.torch import save as save_tensors
 from vitruvian.config import NUMERICS, ViTConfig
 from vitruvian.errors import CheckpointError, ConversionError
 from vitruvian.model.build import build
-from vitruvian.weights.convert import convert
 from vitruvian.weights.families.tables import REFUSED
 from vitruvian.weights.load import load
 from vitruvian.weights.parse import warn_once
-from vitruvian.weights.save import save
+from vitruvian.weights.save import convert, save
 
 transformers = pytest.importorskip("transformers")
 

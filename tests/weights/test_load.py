@@ -13,9 +13,8 @@ from vitruvian.config import ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, VitruvianError
 from vitruvian.model.build import build
 from vitruvian.weights import hub
-from vitruvian.weights.convert import convert
 from vitruvian.weights.load import load
-from vitruvian.weights.save import save
+from vitruvian.weights.save import convert, save
 
 
 def changed(tmp_path, name="timm_vit", *, without=(), **more):

@@ -7,9 +7,8 @@ import torch
 from checkpoints import DESTINATIONS, FIXTURE_NAMES, PEER_NAMES, TOLERANCE, expected, largest_difference, path_of
 
 from vitruvian.errors import ConversionError
-from vitruvian.weights.convert import convert
 from vitruvian.weights.load import load
-from vitruvian.weights.save import save
+from vitruvian.weights.save import convert, save
 
 GRIDS = {"timm_oblong": (4, 8)}
 

@@ -11,9 +11,8 @@ from vitruvian.config import ViTConfig
 from vitruvian.errors import CheckpointError
 from vitruvian.inference import Classifier
 from vitruvian.model.build import build
-from vitruvian.weights.convert import convert
 from vitruvian.weights.load import load
-from vitruvian.weights.save import save
+from vitruvian.weights.save import convert, save
 
 TINY = ViTConfig(image_size=(16, 16), patch_size=8, depth=1, width=64, mlp_dim=32, num_heads=1, num_classes=3)
 

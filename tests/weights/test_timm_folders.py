@@ -17,10 +17,9 @@ from vitruvian.catalog import VARIANTS
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, Preprocess, ResNetConfig, RopeConfig, StemConfig
 from vitruvian.errors import CheckpointError, ConversionError
 from vitruvian.model.build import build
-from vitruvian.weights.convert import convert
 from vitruvian.weights.families.timm_config import TimmChoice, architectures, choose, crop_pct, ratio
 from vitruvian.weights.load import load
-from vitruvian.weights.save import save
+from vitruvian.weights.save import convert, save
 
 TIMM = VARIANTS["DeiT-B/16"]
 SMALL = {"image_size": 32, "patch_size": 8, "depth": 2, "width": 32, "mlp_dim": 64, "num_heads": 4, "num_classes": 3}

@@ -116,8 +116,8 @@ def optimize(
     loss: Any = {"max_loss": max_loss}
     if only in ("merge", "cascade"):
         from vitruvian.compress.fewer_tokens import fit_cascade, fit_merging
-        from vitruvian.weights.convert import check_other
         from vitruvian.weights.load import locate
+        from vitruvian.weights.save import check_other
 
         check_other(Path(destination).expanduser(), locate(source))
         check_new(destination)

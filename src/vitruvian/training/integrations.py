@@ -33,9 +33,8 @@ from vitruvian.report.html import PAGE
 from vitruvian.text import describe_error
 from vitruvian.training.run_folder import CARD_FILE, EVENTS_FOLDER, METRICS_FILE, Line, Run, model_card, read_journal
 from vitruvian.weights.checkpoint_files import Description
-from vitruvian.weights.convert import TOLERANCE, compare
 from vitruvian.weights.load import RUN_FILE, load
-from vitruvian.weights.save import write
+from vitruvian.weights.save import TOLERANCE, compare, write
 
 PROJECT = "vitruvian"
 MAX_IMAGES = 16  # images of the report that are logged

@@ -28,7 +28,7 @@ from vitruvian.model.build import initialize
 from vitruvian.model.vit import ViT
 from vitruvian.progress import hide_progress
 from vitruvian.weights.families.tables import split_positions
-from vitruvian.weights.families.torchvision import Torchvision
+from vitruvian.weights.families.timm import Torchvision
 from vitruvian.weights.hub import resolve_source
 from vitruvian.weights.load import load
 

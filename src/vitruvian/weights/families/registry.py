@@ -7,7 +7,7 @@ from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError, UnknownNameError
 from vitruvian.model.build import Model
 from vitruvian.weights.checkpoint_files import Checkpoint
-from vitruvian.weights.families import google, huggingface, openclip, timm, torchvision
+from vitruvian.weights.families import google, huggingface, openclip, timm
 from vitruvian.weights.families.family import Family
 from vitruvian.weights.families.tables import REFUSED
 
@@ -15,7 +15,7 @@ READERS: dict[str, tuple[Family[Any], ...]] = {
     # the first that claims a checkpoint reads it, so a family comes before one whose names include its names
     "google": (google.Lit(), google.Google(), google.GoogleMixer(), google.Bit()),
     "big_vision": (google.BigVision(),),
-    "torchvision": (torchvision.Torchvision(),),
+    "torchvision": (timm.Torchvision(),),
     "huggingface": (
         huggingface.HuggingFaceTips(),
         huggingface.HuggingFaceBeit(),

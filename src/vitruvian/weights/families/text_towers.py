@@ -1,6 +1,5 @@
 """Text towers of CLIP, SigLIP and LiT: read from transformers, open_clip and big_vision, written for transformers."""
 
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

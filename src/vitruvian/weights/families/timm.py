@@ -1,10 +1,9 @@
-"""timm (safetensors or `.pth`): Vision Transformers with AugReg, DeiT and hybrids, BiT ResNets, and MLP-Mixers.
+"""PyTorch files: timm (Vision Transformers with AugReg, DeiT and hybrids, BiT ResNets, MLP-Mixers) and torchvision.
 
 DINO, DINOv2 and DINOv3 as released (`.pth`) have mostly the same names, with other tokens and position resampling.
 """
 
 import re
-
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -31,6 +30,7 @@ from vitruvian.weights.families.family import (
     Family,
     find_obstacles,
     imagenet_preprocess,
+    scaled_size,
 )
 from vitruvian.weights.families.tables import TABLES, Tensors, rename
 from vitruvian.weights.families.timm_config import (
@@ -376,9 +376,31 @@ class TimmMixer(TimmNamed[ViTConfig]):
         config = self.config(checkpoint)
         return Facts(numerics=self.numerics, num_heads=1, image_size=config.image_size, labels=config.labels)
 
-
     def obstacles(self, config: ViTConfig) -> list[str]:
         return find_obstacles(config, "timm_mixer") + super().obstacles(config)
+
+
+class Torchvision(Family[ViTConfig]):
+    """erf GELU, eps 1e-6, positions resampled bicubically with aligned corners."""
+
+    name = "torchvision"
+    suffixes = (".pth", ".pt", ".safetensors")
+    numerics = NUMERICS["torchvision"]
+    table = TABLES["torchvision"]
+
+    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
+        """Shorter side 256, center crop 224, bilinear; L/16 resizes to 242, SWAG's models do not crop."""
+        size = config.image_size
+        is_swag = min(size) >= 384 or "swag" in checkpoint.path.name
+        shorter_side = 242 if (config.width, config.patch_size) == (1024, 16) else 256
+        return Preprocess(
+            image_size=size,
+            fit="crop",
+            scaled_size=size if is_swag else scaled_size(size, shorter_side),
+            interpolation="bicubic" if is_swag else "bilinear",
+            mean=IMAGENET_MEAN,
+            std=IMAGENET_STD,
+        )
 
 
 class Dino(Family[ViTConfig]):
