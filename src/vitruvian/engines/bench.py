@@ -193,15 +193,10 @@ def peak_memory(model: Model | Graph, mode: RunMode, pixels: Tensor) -> tuple[fl
     else:
         forward = open_forward(model, mode, size)
     if device_of(model).type != "cpu":
-        return None, partial(round_trip, forward, device_of(model))
+        return None, lambda pixels: forward(pixels.to(device_of(model))).cpu()  # what a prediction takes
     forward(pixels)
     after = peak_megabytes()
     return None if before is None or after is None else after - before, forward
-
-
-def round_trip(forward: Forward, device: torch.device, pixels: Tensor) -> Tensor:
-    """Outputs in the memory of the CPU, of pixels that are there: what a prediction takes on an accelerator."""
-    return forward(pixels.to(device)).cpu()
 
 
 def timed(function: Callable[[], object], device: torch.device = CPU) -> float:

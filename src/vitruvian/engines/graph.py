@@ -21,7 +21,7 @@ from vitruvian.model.build import Model
 from vitruvian.progress import print_status
 from vitruvian.settings import Size, as_size
 from vitruvian.weights.checkpoint_files import Description, prefer_processor
-from vitruvian.weights.families.huggingface import read_labels, read_preprocessor
+from vitruvian.weights.families.huggingface import read_labels, read_preprocessor, read_size
 from vitruvian.weights.families.timm_config import read_preprocess
 
 GRAPH_FILES = ("model.onnx", "onnx/model.onnx", "model.xml", "openvino_model.xml")  # in a folder without weights
@@ -143,6 +143,7 @@ def open_graph(path: Path, *, engine: str = "auto", image_size: int | Size | Non
 
 
 def single_graph(folder: Path) -> Path | None:
+    """Find the graph for single images in a folder, beside weights or the graph for batches."""
     return next((folder / name for name in SINGLE_FILES if (folder / name).is_file()), None)
 
 
@@ -206,11 +207,8 @@ def first_size(timm: Any, model_config: dict[str, Any], processor: dict[str, Any
     if isinstance(timm, dict) and isinstance(timm.get("input_size"), list):
         sizes.insert(0, timm["input_size"][1:])
     for size in sizes:
-        pair: list[Any] = size if isinstance(size, list) else [size, size]
-        if isinstance(size, dict):
-            pair = [size.get("height", size.get("shortest_edge")), size.get("width", size.get("shortest_edge"))]
-        if len(pair) == 2 and all(isinstance(side, int) and side > 0 for side in pair):
-            return pair[0], pair[1]
+        with suppress(CheckpointError):
+            return read_size(size.get("shortest_edge", size) if isinstance(size, dict) else size, "size")
     return None
 
 

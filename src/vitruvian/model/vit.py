@@ -286,6 +286,7 @@ class ViT(ImageNetwork):
         return outputs if intermediates_only else (final, outputs)
 
     def named_intermediates(self, pixels: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+        """The intermediates of these names; see `iter_intermediates`."""
         known = self.intermediate_names
         for name in names:
             if name not in known:

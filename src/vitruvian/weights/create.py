@@ -203,6 +203,7 @@ class FeatureModel(nn.Module):
         return maps
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """See `ViT.set_grad_checkpointing`."""
         self.model.set_grad_checkpointing(enable)
 
 
