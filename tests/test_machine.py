@@ -32,8 +32,8 @@ import resource
 import torch
 from vitruvian.machine import tune_allocator
 
-layers = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(4)])
-images = torch.zeros(10_000, 1024)  # activations of 41 MB, which glibc returns by default
+layers = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
+images = torch.zeros(160_000, 64)  # activations of 41 MB, which glibc returns by default
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -85,6 +85,11 @@ def make_good(good: Path) -> None:
         (good / "data" / label).mkdir(parents=True)
         for number in range(6):
             photo(number).save(good / "data" / label / f"{number}.png")
+    (good / "masks").mkdir()
+    for number in range(6):
+        Image.fromarray((np.asarray(photo(number).convert("L")) > 127).astype(np.uint8)).save(
+            good / "masks" / f"{number}.png"
+        )
 
 
 def flipped(content: bytes, places: range) -> bytes:

@@ -34,6 +34,7 @@ COMMANDS = {
         "serve -m {bad} --port 0",
         "embed {good}/data -m {bad} --out {out}",
         "export {bad} {out}.onnx",
+        "segment {good}/data/dark -m {bad} --masks {good}/masks --classes dark,light --out {out}",
         "optimize {bad} {out}.onnx --only int8 --calibrate {good}/data --evaluate {good}/data",
         "optimize {bad} {out} --calibrate {good}/data",
     ],

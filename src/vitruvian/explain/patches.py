@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vitruvian.data.preprocess import apply_preprocess
-from vitruvian.errors import ConfigError, DataError
+from vitruvian.errors import ConfigError, DataError, NotFiniteError
 from vitruvian.files import atomic_path, json_bytes, read_object
-from vitruvian.inference import Encoder
+from vitruvian.inference import NOT_FINITE, Encoder
 from vitruvian.model.batching import eval_mode
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
@@ -103,7 +103,10 @@ class PatchReader:
         device, parts = next(self.vit.parameters()).device, []
         for box in tile_boxes(image.size, self.tile):
             pixels = apply_preprocess(image.crop(box), preprocess)[None].to(device)
-            parts.append((box, patch_tokens(self.vit, pixels, self.layers)[0][0]))
+            tokens = patch_tokens(self.vit, pixels, self.layers)[0][0]
+            if not tokens.isfinite().all():
+                raise NotFiniteError(NOT_FINITE)
+            parts.append((box, tokens))
         return parts
 
 
