@@ -38,7 +38,7 @@ def test_an_exported_graph_predicts_and_other_commands_say_what_they_need(native
     assert [a["probability"] for a in found] == pytest.approx([a["probability"] for a in wanted], abs=1e-5)
     code, _, err = vit("explain", image, "--model", graph / "model.xml", "--out", native / "page")
     assert code == 1
-    assert "model.xml: an exported graph works with predict, evaluate, serve and bench; this needs the weights" in err
+    assert "an exported graph does not expose its attention; load the original weights instead" in err
     code, _, err = vit("predict", image, "--model", graph, "--labels", "cat, dog")
     assert (code, "exported graphs return logits only" in err) == (1, True)
     with pytest.raises(CheckpointError, match="an exported graph"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import re
 import shutil
@@ -16,7 +17,7 @@ import typer
 
 from vitruvian import __version__
 from vitruvian.cli.app import app
-from vitruvian.cli.options import LoadOptions, RecipeOptions, option_spelling
+from vitruvian.cli.options import BulkOptions, ModelOptions, RecipeOptions, option_spelling
 from vitruvian.errors import ConfigError, Interrupted, argument
 from vitruvian.training import read_recipe, recipe_names
 from vitruvian.training import recipe as recipe_module
@@ -61,14 +62,14 @@ OPTIONS = {
     "--max-unreadable --workers --batch-size --num-heads --image-size --adapter --device --engine --precision "
     "--compile --tome-r",
     "embed": "--model -m --out --merge --json --shard --on --split --dtype --piece --max-unreadable --workers "
-    "--batch-size --num-heads --image-size --adapter --device --engine --precision --compile",
+    "--batch-size --num-heads --image-size --adapter --device --engine --precision --compile --tome-r",
     "similar": "--in --text --top --model -m --exact --json --out --num-heads --image-size --adapter "
-    "--device --engine --precision --compile",
+    "--device --engine --precision --compile --tome-r",
     "models": "--json --augreg --index --license",
-    "convert": "--to --labels --template --num-heads --image-size --patch-size --num-classes --half --config --json "
-    "--card --overwrite",
+    "convert": "--adapter --to --labels --template --num-heads --image-size --patch-size --num-classes --half --config "
+    "--json --card --overwrite",
     "push": "--private --license --report",
-    "train": "--folds --track "
+    "train": "--json --folds --track "
     "--recipe --arch --from --model -m --out --epochs --lr --batch-size --seed --image-size --freeze --lora "
     "--val-fraction --group-by --patience --precision --device --workers --set --resume --plan --cluster --recipes "
     "--settings --auto-resume --minutes --add-classes --target",
@@ -78,7 +79,7 @@ OPTIONS = {
     "--data-root --json --minutes --target",
     "probe": "--folds --predictions --target "
     "--model -m --vectors --only --shots --neighbors --group-by --json --save --out "
-    "--batch-size --num-heads --image-size --adapter --device --engine --precision --compile",
+    "--batch-size --num-heads --image-size --adapter --device --engine --precision --compile --tome-r",
     "evaluate": "--unknown "
     "--corruptions --sample "
     "--model -m --split --real --wordnet-ids --mappings --calibrated --template --flip --seed --json "
@@ -106,9 +107,9 @@ OPTIONS = {
     "study self-supervision": TRAINED_STUDY,
     "datasets": "--data-root --json",
     "doctor": "--target --predictions --device --out --json --workers --model -m --drop --vectors --review --apply "
-    "--against --num-heads --image-size --adapter --engine --precision --compile",
+    "--against --num-heads --image-size --adapter --engine --precision --compile --tome-r --batch-size",
     "pack": "--side --format --quality --shard-mb --workers",
-    "export": "--to --batch-size --image-size --dynamic-size --features --num-heads --overwrite --json",
+    "export": "--adapter --to --batch-size --image-size --dynamic-size --features --num-heads --overwrite --json",
     "optimize": "--calibrate --max-loss --only --images --minutes --evaluate --engine --weight-bits "
     "--tome-r --image-size --split --batch-size --num-heads --json",
     "bench": "--model -m --engine --batches --rounds --image --plot --json --num-heads --image-size --tome-r --device "
@@ -136,12 +137,52 @@ def test_commands_and_their_options_are_these():
     assert found == {name: set(flags.split()) for name, flags in OPTIONS.items()}
 
 
-@pytest.mark.parametrize(
-    "name", ["predict", "evaluate", "compare", "embed", "probe", "explain", "similar", "doctor", "bench", "serve"]
-)
-def test_commands_that_run_a_model_load_it_with_the_same_options(name):
-    expected = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(LoadOptions)}
-    assert expected <= set(OPTIONS[name].split())
+def flags_of(group) -> set[str]:
+    names = {field.name.replace("_", "-") for field in dataclasses.fields(group)}
+    return {"--set" if name == "settings" else f"--{name}" for name in names}
+
+
+SIBLINGS = {
+    # what some commands do: the options for it, and the commands
+    "run a model": (
+        {*flags_of(ModelOptions), "--model", "--batch-size", "--json"},
+        "predict explain segment embed similar serve evaluate compare probe doctor bench",
+    ),
+    "load weights": ({"--num-heads", "--image-size", "--adapter"}, "convert export optimize push"),
+    "train with a recipe": (
+        {*flags_of(RecipeOptions), "--from", "--out", "--recipe", "--minutes", "--folds", "--track", "--json"},
+        "train finetune",
+    ),
+    "fine-tune on tasks": (
+        {"--models", "--out", "--set", "--json", "--quick", "--recipe", "--seeds", "--data-root"},
+        "table2 table5 vtab",
+    ),
+    "process millions of images": ({*flags_of(BulkOptions), "--out", "--merge"}, "predict embed"),
+    "report what they measured": ({"--out", "--json"}, "evaluate compare probe doctor explain similar"),
+    "measure on a split": ({"--split"}, "evaluate compare embed predict"),
+    "write weights or a graph": ({"--overwrite", "--json", "--to"}, "convert export"),
+    "describe images with words": ({"--labels", "--template"}, "predict convert"),
+}
+MISSING = {
+    # command: options of its siblings that would have no meaning
+    "explain": "--batch-size",  # one image after the other
+    "segment": "--num-heads --adapter --engine --precision --compile --tome-r --batch-size",  # tokens of layers
+    "similar": "--batch-size",  # a few images
+    "serve": "--json",  # its results are responses
+    "compare": "--model",  # its arguments
+    "bench": "--batch-size",  # --batches
+    "optimize": "--adapter",  # of weights that `vit convert --adapter` has written
+    "push": "--num-heads --image-size --adapter",  # the same
+}
+
+
+@pytest.mark.parametrize("what", SIBLINGS)
+def test_no_option_of_a_command_is_missing_for_its_siblings(what):
+    expected, names = SIBLINGS[what]
+    for name in names.split():
+        has = set(OPTIONS.get(name, OPTIONS.get(f"study {name}", "")).split())
+        assert expected - has <= set(MISSING.get(name, "").split()), name
+        assert not has & set(MISSING.get(name, "").split()), name
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -548,6 +589,17 @@ def test_a_typical_mistake_is_answered_with_what_to_do(vit, tmp_path, monkeypatc
     assert ran.code == code
     assert answer in ran.err
     assert len(ran.err.strip().splitlines()[-1]) < 400
+
+
+@pytest.mark.slow
+def test_train_prints_its_result_as_one_object(vit, tmp_path):
+    tiny = "depth=1 width=16 mlp_dim=16 num_heads=2 patch_size=4"
+    changes = [f"--set=architecture.{change}" for change in tiny.split()]
+    changes += [f"--set={change}" for change in ("steps=2", "batch_size=8", "warmup=0")]
+    result = json.loads(vit("train", "digits", "--out", tmp_path / "run", *changes, "--workers", "0", "--json").out)
+    assert result["folder"] == str(tmp_path / "run")
+    assert (result["step"], result["steps"], result["count"], result["unreadable"]) == (2, 2, 359, 0)
+    assert 0 <= result["top1"] <= 100
 
 
 def test_train_lists_its_settings_with_their_meaning(vit):

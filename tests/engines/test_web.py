@@ -7,7 +7,6 @@ import io
 import re
 import subprocess
 import sys
-import time
 from importlib.resources import files
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import torch
 from PIL import Image
 
 import vitruvian as vt
+from browsing import Page
 from vitruvian.compress import int8
 from vitruvian.config import Preprocess
 from vitruvian.data.preprocess import image_pixels, preprocess_image
@@ -91,30 +91,13 @@ def url(folder):
     server.close()
 
 
-class Page:
-    """The page, and what tests ask of it."""
+class WebPage(Page):
+    """The exported page."""
 
-    def __init__(self, browser, visit):
-        self.browser, self.visit = browser, visit
-
-    def open(self, url, **settings):
-        self.visit(url, **settings)
-        self.settle()
-
-    def settle(self):
-        done = "document.querySelector('.prediction') && document.documentElement.dataset.pending === '0'"
-        self.until(f"return ({done}) || !document.querySelector('#problem').hidden")
-
-    def until(self, script):
-        end = time.monotonic() + 120  # a deadline, not a measurement
-        while not (found := self.browser.execute_script(script)):
-            assert time.monotonic() < end, script
-            time.sleep(0.05)
-        return found
-
-    def texts(self, selector):
-        script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
-        return self.browser.execute_script(script, selector)
+    ready = (
+        "return !!document.querySelector('.prediction, #problem:not([hidden])')"
+        " && document.documentElement.dataset.pending === '0'"
+    )
 
     def probabilities(self, image, erased=()):
         """Of an encoded image, by the modules that the page has loaded."""
@@ -125,13 +108,10 @@ class Page:
             .then(({ probabilities }) => done(probabilities), (error) => done(error.message));"""
         return self.browser.execute_async_script(script, base64.b64encode(image).decode(), list(erased))
 
-    def errors(self):
-        return [line["message"] for line in self.browser.get_log("browser") if line["level"] == "SEVERE"]
-
 
 @pytest.fixture
 def page(browser, visit):
-    page = Page(browser, visit)
+    page = WebPage(browser, visit)
     browser.set_script_timeout(120)
     page.errors()  # of the test before
     return page
@@ -209,18 +189,13 @@ def test_the_brush_and_the_keyboard_erase_patches(url, page, small):
       for (const [kind, x] of [["pointerdown", 0.1], ["pointermove", 0.4], ["pointermove", 0.6], ["pointerup", 0.6]])
         canvas.dispatchEvent(new PointerEvent(kind, { buttons: 1, pointerId: 1, bubbles: true,
           clientX: box.left + x * box.width, clientY: box.top + 0.5 * box.height }));"""
-    page.browser.execute_script(brush)
-    page.until(
-        "return document.querySelector('.prediction .before') && document.documentElement.dataset.pending === '0'"
-    )
+    page.run(brush)
     assert "3 of 12 patches erased" in page.texts("#brush figcaption")[0]
     assert page.texts(".prediction") != before
-    page.browser.find_element("id", "restore").click()
-    page.until("return !document.querySelector('.prediction .before')")
+    page.click("#restore")
     assert page.texts(".prediction") == before
-    canvas = page.browser.find_element("css selector", "#brush canvas")
-    canvas.send_keys("\ue012", " ")  # an arrow, and Space
-    page.until("return document.querySelector('#brush figcaption').textContent.includes('1 of 12')")
+    page.press("#brush canvas", "\ue012", " ")  # an arrow, and Space
+    assert "1 of 12" in page.texts("#brush figcaption")[0]
     assert page.errors() == []
 
 
@@ -228,9 +203,8 @@ def test_images_are_chosen_dropped_and_pasted(url, page, small, tmp_path):
     page.open(f"{url}/small/")
     for name in ("one.png", "two.png"):
         (tmp_path / name).write_bytes(encoded(noise((60, 50), seed=len(name))))
-    page.browser.find_element("id", "file").send_keys(f"{tmp_path / 'one.png'}\n{tmp_path / 'two.png'}")
-    page.until("return [...document.querySelectorAll('#film span')].filter((e) => e.textContent).length === 2")
-    page.settle()
+    page.choose(tmp_path / "one.png", tmp_path / "two.png")
+    assert all(page.texts("#film span"))
     assert page.texts("#brush figcaption")[0].startswith("one.png: ")
     send = """const [text, kind] = arguments;
         const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
@@ -240,20 +214,20 @@ def test_images_are_chosen_dropped_and_pasted(url, page, small, tmp_path):
           : new ClipboardEvent("paste", { clipboardData: data, bubbles: true });
         document.body.dispatchEvent(event);"""
     for kind in ("drop", "paste"):
-        page.browser.execute_script(send, base64.b64encode(encoded(noise((60, 50)))).decode(), kind)
-        page.until(f"return document.querySelector('#brush figcaption').textContent.startsWith('{kind}.png')")
+        page.run(send, base64.b64encode(encoded(noise((60, 50)))).decode(), kind)
+        assert page.texts("#brush figcaption")[0].startswith(f"{kind}.png")
     broken = base64.b64encode(b"no image").decode()
-    page.browser.execute_script(send, broken, "drop")
-    page.until("return document.querySelector('#problem').textContent.includes('drop.png is not an image')")
+    page.run(send, broken, "drop")
+    assert "drop.png is not an image" in page.text("#problem")
     assert page.texts("#predictions") == ["No prediction."]
-    assert page.browser.find_element("id", "camera").get_attribute("capture") == "environment"
+    assert page.attribute("#camera", "capture") == "environment"
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1366, 390])
 def test_the_page_is_accessible_and_fits(width, dark, url, page, bundled, violations):
     page.open(f"{url}/bundled/", width=width, dark=dark)
-    assert page.browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    assert page.run("return document.documentElement.scrollWidth <= innerWidth")
     assert violations() == []
 
 
@@ -264,7 +238,7 @@ def test_nothing_is_requested_from_elsewhere(url, page, bundled):
     )
     assert len(requested) > 10
     assert [name for name in requested if not name.startswith((f"{url}/bundled/", f"blob:{url}/"))] == []
-    policy = page.browser.find_element("css selector", "meta[http-equiv]").get_attribute("content")
+    policy = page.attribute("meta[http-equiv]", "content")
     assert policy.startswith("default-src 'none';")
 
 

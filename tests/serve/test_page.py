@@ -16,8 +16,10 @@ from tiny_service import photo, tiny_digits, tiny_vit
 from two_towers import save_clip
 
 import vitruvian as vt
+from browsing import Page
 from vitruvian.config import Preprocess
 from vitruvian.data.preprocess import preprocess_image
+from vitruvian.report.html import render
 
 PHOTOS = files("vitruvian.serve") / "page"
 PREDICTIONS = """const body = new FormData();
@@ -63,50 +65,26 @@ def targets(browser, tmp_path_factory):
     running.close()
 
 
-class Page:
-    """The page and what tests ask of it."""
+class InsidePage(Page):
+    """The page of the service."""
+
+    ready = (
+        "return !!document.querySelector('.prediction, #problem:not([hidden]), #missing:not([hidden])')"
+        " && document.documentElement.dataset.pending === '0'"
+    )
 
     def __init__(self, browser, visit, url: str) -> None:
-        self.browser, self.visit, self.url = browser, visit, url
+        super().__init__(browser, visit)
+        self.url = url
 
     def open(self, state: str = "", **settings) -> None:
-        self.visit(f"{self.url}/#{state}" if self.url.startswith("http") else self.url, **settings)
-        self.settled()
-
-    def settled(self) -> None:
-        """Wait until answers are there and nothing is under way."""
-        ready = (
-            "return !!document.querySelector('.prediction, #problem:not([hidden]), #missing:not([hidden])')"
-            " && document.documentElement.dataset.pending === '0'"
-        )
-        self.until(ready)
-
-    def until(self, script: str, seconds: float = 20) -> object:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if found := self.run(script):
-                return found
-            time.sleep(0.03)
-        raise AssertionError(f"not in {seconds} s: {script}")
-
-    def run(self, script: str, *values: object) -> object:
-        return self.browser.execute_script(script, *values)
-
-    def find(self, selector: str):
-        return self.browser.find_element("css selector", selector)
-
-    def texts(self, selector: str) -> list[str]:
-        return self.run("return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", selector)
+        super().open(f"{self.url}/#{state}" if self.url.startswith("http") else self.url, **settings)
 
     def predictions(self) -> list[str]:
         return self.texts(".prediction > span:first-child")
 
     def pixels(self, selector: str = ".grids > figure > canvas") -> str:
-        return self.run("return document.querySelector(arguments[0]).toDataURL()", selector)
-
-    def upload(self, path) -> None:
-        self.find("#file").send_keys(str(path))
-        self.settled()
+        return self.read(selector, "e.toDataURL()")
 
     def pointer(self, kind: str, x: float, y: float, buttons: int = 0, selector: str = ".grids canvas") -> None:
         """A pointer event at a place of the canvas, from 0 to 1."""
@@ -128,7 +106,7 @@ class Page:
         """The path of the saved page."""
         saved = self.browser.downloads / "vitruvian.html"
         saved.unlink(missing_ok=True)
-        self.find("#save").click()
+        self.click("#save")
         end = time.monotonic() + 60
         while not saved.exists() and time.monotonic() < end:
             time.sleep(0.05)
@@ -136,28 +114,19 @@ class Page:
 
     def caption_of(self, model: str) -> str:
         """The caption of the left map of a model, once it is drawn."""
-        text = f"return document.querySelector('[data-model={model}] .grids figcaption').textContent"
-        self.settled()
-        return str(self.until(text))
+        return self.texts(f"[data-model={model}] .grids figcaption")[0]
 
     def slide(self, name: str, value: int) -> None:
-        self.run(f"const s = document.querySelector('#{name}'); s.value = {value}; s.dispatchEvent(new Event('input'))")
-        self.settled()
+        self.read(f"#{name}", f"(e.value = {value}, e.dispatchEvent(new Event('input')))")
 
     def choose_head(self, layer: int, head: int = -1, model: str = "one") -> None:
         """Click the thumbnail of a layer and a head, by default of the mean of all heads."""
-        self.until("return document.querySelector('.heads button')")
-        cell = f'[data-model={model}] .heads [data-layer="{layer}"][data-head="{head}"]'
-        self.run("document.querySelector(arguments[0]).click()", cell)
-        self.settled()
-
-    def errors(self) -> list[str]:
-        return [line["message"] for line in self.browser.get_log("browser") if line["level"] == "SEVERE"]
+        self.click(f'[data-model={model}] .heads [data-layer="{layer}"][data-head="{head}"]')
 
 
 @pytest.fixture
 def page(browser, visit, service):
-    page = Page(browser, visit, service.url)
+    page = InsidePage(browser, visit, service.url)
     page.errors()  # of the test before
     page.open("show=attention")
     return page
@@ -165,7 +134,7 @@ def page(browser, visit, service):
 
 def test_the_page_opens_with_a_sample_and_its_answer(page):
     assert len(page.predictions()) == 5, page.texts("#problem, #missing")
-    assert page.find("#samples [aria-pressed=true]").get_attribute("data-sample") == "cat"
+    assert page.attribute("#samples [aria-pressed=true]", "data-sample") == "cat"
     assert page.texts(".panel h2") == ["one"]
     assert page.errors() == []
 
@@ -173,7 +142,7 @@ def test_the_page_opens_with_a_sample_and_its_answer(page):
 def test_an_upload_is_answered_as_the_library_answers(page, service, tmp_path):
     image = photo(5, size=(300, 200))
     (tmp_path / "own.png").write_bytes(image)
-    page.upload(tmp_path / "own.png")
+    page.choose(tmp_path / "own.png")
     expected = service.client.post("/predict", files=[("image", ("own.png", image))]).json()
     assert page.predictions() == [a["label"] for a in expected["results"][0]["predictions"]]
     assert page.run("return document.querySelectorAll('#samples [aria-pressed=true]').length") == 0
@@ -190,15 +159,12 @@ def test_a_dropped_and_a_pasted_image_are_taken(page):
     before = page.pixels()
     for kind, seed in (("drop", 1), ("paste", 2)):
         page.run(send, base64.b64encode(photo(seed)).decode(), kind)
-        page.until("return !location.hash.includes('sample')")
-        page.settled()
         after = page.pixels()
         assert after != before
         before = after
 
 
 def test_hovering_a_patch_shows_where_it_looks_without_asking_the_service(page):
-    page.until("return document.querySelector('.scores').textContent.includes(' best')")  # the last request
     before = page.pixels()
     page.run(
         "window.asked = 0; const old = window.fetch; window.fetch = (...a) => { window.asked += 1; return old(...a) }"
@@ -220,29 +186,26 @@ def test_thumbnails_choose_layer_and_head_and_the_link_keeps_them(page):
     page.choose_head(0, 1)
     page.pointer("pointermove", 0.1, 0.9)
     page.pointer("pointerup", 0.1, 0.9)
-    shown, link = page.pixels(), page.browser.current_url
+    shown, link = page.pixels(), page.link
     assert link.split("#")[1] == "model=one&sample=cat&show=attention&layer=0&head=1&patch=3%2C0"
-    assert page.find(".heads [aria-checked=true]").accessible_name == "layer 0, head 1"
+    assert page.name(".heads [aria-checked=true]") == "layer 0, head 1"
     page.browser.get("about:blank")
     page.browser.get(link)
-    page.settled()
     assert page.pixels() == shown
-    assert page.find(".heads [aria-checked=true]").accessible_name == "layer 0, head 1"
+    assert page.name(".heads [aria-checked=true]") == "layer 0, head 1"
 
 
 @pytest.mark.parametrize("show", ["similarity", "rollout", "class"])
 def test_every_view_draws_its_map(page, show):
     before = page.pixels()
-    page.find(f"[data-show={show}]").click()
-    page.settled()
+    page.click(f"[data-show={show}]")
     assert page.pixels() != before
     assert page.run("return document.querySelector('.heads-part').hidden") == (show != "similarity")
     assert page.errors() == []
 
 
 def test_an_answer_is_clicked_for_its_class_map(page):
-    page.run("document.querySelectorAll('.prediction')[2].click()")
-    page.settled()
+    page.click(".prediction", 2)
     assert page.texts(".grids figcaption")[0].endswith(page.predictions()[2])
 
 
@@ -255,37 +218,32 @@ def test_an_image_of_no_class_is_said_to_be_none_of_these(page):
 
 
 def test_brushing_erases_patches_and_changes_the_answer(page):
-    page.find("[data-show=erase]").click()
+    page.click("[data-show=erase]")
     before = page.texts(".prediction .number")
     page.pointer("pointerdown", 0.1, 0.1, 1)
     for step in range(1, 4):
         page.pointer("pointermove", 0.1 + 0.25 * step, 0.1, 1)
-    page.until("return document.querySelector('.prediction .before')")
-    page.settled()
     assert page.texts(".grids figcaption")[0] == "4 of 16 patches erased (25%)"
     assert page.texts(".prediction .number") != before
-    assert "erased=f" in page.browser.current_url
-    page.find("#restore").click()
-    page.settled()
+    assert "erased=f" in page.link
+    page.click("#restore")
     assert page.texts(".prediction .number") == before
 
 
 def test_the_answer_is_read_after_every_layer(page):
     assert len(page.texts(".layers > svg > polyline")) == 5
-    label = page.find(".layers > svg").get_attribute("aria-label")
+    label = page.attribute(".layers > svg", "aria-label")
     assert label.startswith("Prediction after each layer: ")
     assert page.predictions()[0] in label
 
 
 def test_two_models_are_side_by_side_and_hover_together(page):
     page.run("const s = document.querySelector('#compare'); s.value = 'two'; s.dispatchEvent(new Event('change'))")
-    page.until("return document.querySelectorAll('.panel .predictions:not(:empty)').length === 2")
-    page.settled()
     assert page.texts(".panel h2") == ["one", "two"]
     page.pointer("pointermove", 0.9, 0.9)
     captions = page.texts(".grids figcaption")
     assert [caption.split(" attends")[0] for caption in captions[::2]] == ["Patch 3,3"] * 2
-    left, right = (page.find(f"[data-model={name}]").rect for name in ("one", "two"))
+    left, right = (page.box(f"[data-model={name}]") for name in ("one", "two"))
     assert left["y"] == right["y"]
     assert left["x"] < right["x"]
 
@@ -300,8 +258,6 @@ def test_a_link_to_two_models_works_whichever_answers_first(page, browser):
         page.open("model=one&with=two&show=attention&patch=1,2&erased=0,5")
     finally:
         browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
-    page.until("return document.querySelectorAll('.layers > svg').length === 2")
-    page.settled()
     assert [text.split(" attends")[0] for text in page.texts(".grids figure:first-child figcaption")] == [
         "Patch 1,2"
     ] * 2
@@ -314,26 +270,22 @@ def test_a_drawn_digit_is_answered_and_kept_in_the_link(page):
     assert len(page.texts("#samples button")) == 10
     for step in range(9):
         page.pointer("pointerdown" if step == 0 else "pointermove", 0.5, 0.1 + 0.1 * step, 1, selector="#paper")
-    page.until("return location.hash.includes('digit=')")
-    page.settled()
-    link, shown = page.browser.current_url, page.pixels()
+    link, shown = page.link, page.pixels()
     digit = link.split("digit=")[1].split("&")[0]
     assert len(digit) == 64
     assert all(row[:2] == "00" and row[3:5] != "00" for row in (digit[i : i + 8] for i in range(0, 64, 8)))
     assert shown != before
     page.browser.get("about:blank")
     page.browser.get(link)
-    page.settled()
     assert page.pixels() == shown
 
 
 def test_a_file_that_is_no_image_gets_a_sentence(page, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"\x89PNG broken")
-    page.upload(tmp_path / "broken.png")
-    page.until("return !document.querySelector('#problem').hidden")
-    assert "image of 11 bytes: not an image" in page.find("#problem").text
-    page.find("[data-sample=coffee]").click()
-    page.until("return document.querySelector('#problem').hidden")
+    page.choose(tmp_path / "broken.png")
+    assert "image of 11 bytes: not an image" in page.text("#problem")
+    page.click("[data-sample=coffee]")
+    assert not page.is_shown("#problem")
 
 
 def test_nothing_of_the_image_before_stays_below_an_error(page, tmp_path):
@@ -341,33 +293,29 @@ def test_nothing_of_the_image_before_stays_below_an_error(page, tmp_path):
     shown = f"{parts}.map((each) => document.querySelectorAll(each).length)"
     assert all(page.run(shown))
     (tmp_path / "broken.png").write_bytes(b"\x89PNG broken")
-    page.upload(tmp_path / "broken.png")
-    page.until("return !document.querySelector('#problem').hidden")
+    page.choose(tmp_path / "broken.png")
     assert page.run(shown) == [0, 0, 0, 0]
-    page.find("[data-sample=coffee]").click()
-    page.until("return document.querySelector('#problem').hidden")
-    page.settled()
+    page.click("[data-sample=coffee]")
     assert all(page.run(shown))
 
 
 def test_all_of_it_works_by_keyboard(page):
     from selenium.webdriver.common.keys import Keys
 
-    canvas = page.find(".grids canvas")
-    canvas.send_keys(Keys.ARROW_RIGHT)
+    canvas = ".grids canvas"
+    page.press(canvas, Keys.ARROW_RIGHT)
     assert page.texts(".grids figcaption")[0].startswith("Patch 2,2 ")
-    canvas.send_keys(Keys.ARROW_UP)
-    canvas.send_keys(Keys.ENTER)
-    assert "patch=1%2C2" in page.browser.current_url
-    canvas.send_keys(Keys.SPACE)
-    page.until("return document.querySelector('.prediction .before')")
-    canvas.send_keys(Keys.ESCAPE)
-    assert "patch" not in page.browser.current_url
-    page.find("[data-show=attention]").send_keys(Keys.ARROW_RIGHT)
-    assert page.find("[data-show=similarity]").get_attribute("aria-checked") == "true"
+    page.press(canvas, Keys.ARROW_UP)
+    page.press(canvas, Keys.ENTER)
+    assert "patch=1%2C2" in page.link
+    page.press(canvas, Keys.SPACE)
+    page.press(canvas, Keys.ESCAPE)
+    assert "patch" not in page.link
+    page.press("[data-show=attention]", Keys.ARROW_RIGHT)
+    assert page.attribute("[data-show=similarity]", "aria-checked") == "true"
     assert page.run("return document.activeElement.dataset.show") == "similarity"
-    page.find("[data-sample=rocket]").send_keys(Keys.ENTER)
-    page.until("return location.hash.includes('rocket')")
+    page.press("[data-sample=rocket]", Keys.ENTER)
+    assert "sample=rocket" in page.link
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -389,9 +337,8 @@ def test_what_takes_long_is_said(page):
         "const old = window.fetch;"
         "window.fetch = async (...a) => { await new Promise((done) => setTimeout(done, 400)); return old(...a); }"
     )
-    page.find("[data-sample=rocket]").click()
-    assert page.until("return document.querySelector('#busy').textContent", 2)
-    page.settled()
+    page.click("[data-sample=rocket]")
+    assert page.until("return document.querySelector('#busy').textContent")
 
 
 def test_the_saved_page_works_without_the_service(page, visit, browser):
@@ -399,13 +346,12 @@ def test_the_saved_page_works_without_the_service(page, visit, browser):
     saved = page.save()
     predictions, shown = page.predictions(), page.pixels()
     assert "http:" not in saved.read_text().replace("http://www.w3.org", "").replace("http-equiv", "")
-    offline = Page(browser, visit, saved.as_uri())
+    offline = InsidePage(browser, visit, saved.as_uri())
     offline.open()
     assert offline.predictions() == predictions
     assert offline.pixels() == shown
     for show in ("similarity", "rollout", "class", "attention"):
-        offline.find(f"[data-show={show}]").click()
-        offline.settled()
+        offline.click(f"[data-show={show}]")
     assert offline.pixels() == shown
     offline.choose_head(0)
     assert offline.pixels() != shown
@@ -416,15 +362,13 @@ def test_every_class_of_the_saved_page_has_its_own_map(page, visit, browser):
     page.open("sample=coffee&show=class&erased=3")
     maps = []
     for number in range(3):
-        page.run("document.querySelectorAll('.prediction')[arguments[0]].click()", number)
-        page.settled()
+        page.click(".prediction", number)
         maps.append((page.texts(".grids figcaption")[0], page.pixels()))
     assert len(set(maps)) == 3
-    offline = Page(browser, visit, page.save().as_uri())
+    offline = InsidePage(browser, visit, page.save().as_uri())
     offline.open()
     for number, expected in enumerate(maps):
-        offline.run("document.querySelectorAll('.prediction')[arguments[0]].click()", number)
-        offline.settled()
+        offline.click(".prediction", number)
         assert (offline.texts(".grids figcaption")[0], offline.pixels()) == expected
     assert offline.errors() == []
 
@@ -434,60 +378,57 @@ def test_a_saved_page_says_that_erasing_needs_the_service(page, visit, browser):
 
     page.open("sample=coffee&show=attention&erased=3")
     numbers = page.texts(".prediction .number")
-    offline = Page(browser, visit, page.save().as_uri())
+    offline = InsidePage(browser, visit, page.save().as_uri())
     offline.open()
     assert offline.texts(".prediction .number") == numbers
     assert offline.texts(".grids figcaption")[0].endswith("with 2 of 16 patches erased")
-    offline.find(".grids canvas").send_keys(Keys.ARROW_RIGHT, Keys.SPACE)
-    assert offline.find("#problem").text == "This is a saved page: erasing patches needs the running service."
+    offline.press(".grids canvas", Keys.ARROW_RIGHT, Keys.SPACE)
+    assert offline.text("#problem") == "This is a saved page: erasing patches needs the running service."
     assert offline.texts(".prediction .number") == numbers
-    assert not offline.find("#restore").is_displayed()
+    assert not offline.is_shown("#restore")
 
 
 def test_a_link_to_an_own_image_asks_for_it(page, tmp_path):
     (tmp_path / "own.png").write_bytes(photo(5, size=(300, 200)))
-    page.upload(tmp_path / "own.png")
+    page.choose(tmp_path / "own.png")
     page.choose_head(0)
-    link, shown = page.browser.current_url, page.pixels()
+    link, shown = page.link, page.pixels()
     page.open(link.split("#")[1])
-    assert "The image is not part of this link." in page.find("#missing").text
+    assert "The image is not part of this link." in page.text("#missing")
     assert page.predictions() == []
-    assert not page.find("#panels").is_displayed()
-    page.upload(tmp_path / "own.png")
-    page.until("return document.querySelector('.prediction')")
-    page.settled()
+    assert not page.is_shown("#panels")
+    page.choose(tmp_path / "own.png")
     assert page.pixels() == shown
-    assert not page.find("#missing").is_displayed()
+    assert not page.is_shown("#missing")
     page.open(link.split("#")[1])
-    page.find("[data-sample=rocket]").click()
-    page.until("return document.querySelector('.prediction')")
-    assert "image=own" not in page.browser.current_url
+    page.click("[data-sample=rocket]")
+    assert "image=own" not in page.link
     assert page.errors() == []
 
 
 def test_the_link_is_copied_or_shown_where_there_is_no_clipboard(page, tmp_path):
     page.run("Object.defineProperty(navigator, 'clipboard', { value: undefined })")  # as over plain HTTP
     page.run("document.execCommand = () => false")
-    page.find("#link").click()
+    page.click("#link")
     field = "const f = document.querySelector('#copied-link'); return f.value.slice(f.selectionStart, f.selectionEnd)"
     assert page.run(field) == f"{page.url}/#model=one&sample=cat&show=attention"
     assert page.texts("#copied-text") == ["Copy this link:"]
     page.run("document.execCommand = () => true")
     (tmp_path / "own.png").write_bytes(photo(5))
-    page.upload(tmp_path / "own.png")
-    page.find("#link").click()
+    page.choose(tmp_path / "own.png")
+    page.click("#link")
     assert page.texts("#copied-text") == ["Copied. The image is not part of it:"]
     page.choose_head(0)
-    assert not page.find("#copied").is_displayed()
+    assert not page.is_shown("#copied")
     assert page.errors() == []
 
 
 def test_another_link_in_the_same_tab_is_opened(page):
     page.browser.get(f"{page.url}/#model=two&sample=rocket")
     page.until("return document.querySelector('.panel')?.dataset.model === 'two'")
-    page.find(".skip").send_keys("\n")
+    page.press(".skip", "\n")
     assert page.run("return document.activeElement.id") == "panels"
-    assert "model=two" in page.browser.current_url
+    assert "model=two" in page.link
 
 
 @pytest.mark.parametrize("show", ["attention", "similarity", "rollout", "class"])
@@ -505,11 +446,9 @@ def test_maps_and_chart_are_of_the_image_with_its_erased_patches(page, show):
     page.run(listen)
     for column in range(4):
         for row in range(2):
-            page.find("[data-show=erase]").click()
+            page.click("[data-show=erase]")
             page.pointer("pointerdown", 0.1 + 0.25 * column, 0.1 + 0.25 * row, 1)
-    page.find(f"[data-show={show}]").click()
-    page.until("return !document.querySelector('.outdated')")
-    page.settled()
+    page.click(f"[data-show={show}]")
     assert page.run(chart) == expected
     assert page.pixels() == pixels != values
     requested = page.run("return window.erased")
@@ -517,8 +456,7 @@ def test_maps_and_chart_are_of_the_image_with_its_erased_patches(page, show):
     assert any("layers" in parts for parts, _ in requested)
     assert page.texts(".grids figcaption")[0].endswith(", with 8 of 16 patches erased")
     assert page.texts(".last h3") == ["Predictions after each layer, with 8 of 16 patches erased"]
-    page.find("#restore").click()
-    page.settled()
+    page.click("#restore")
     assert page.run(chart) == whole
     assert page.pixels() == values
 
@@ -545,8 +483,6 @@ def test_captions_name_the_tokens_that_the_model_has(page):
 
 def test_a_head_of_the_second_model_is_chosen_in_the_first_model_too(page):
     page.open("model=one&with=heads&show=attention")
-    page.until("return document.querySelectorAll('.heads button').length === 6 + 20")
-    page.settled()
     marked = (
         "return [...document.querySelectorAll('.heads')]"
         ".map((e) => e.querySelector('[aria-checked=true]').getAttribute('aria-label'))"
@@ -566,24 +502,20 @@ def test_patches_are_erased_in_either_of_two_grids(page):
     page.open("model=one&with=fine&show=erase")
     for model, other, x in (("fine", "one", 0.8), ("one", "fine", 0.1)):
         page.pointer("pointerdown", x, 0.94, 1, selector=f"[data-model={model}] .grids canvas")
-        page.settled()
         captions = [page.caption_of(name) for name in ("one", "fine")]
         assert captions == ["1 of 16 patches erased (6.3%)", "4 of 64 patches erased (6.3%)"]
-        page.find("#restore").click()
-        page.settled()
+        page.click("#restore")
         assert page.caption_of(other) == "Brush over patches to erase them."
     assert page.errors() == []
 
 
 def test_a_class_of_one_model_is_not_asked_of_a_model_with_other_classes(page):
     page.open("model=one&with=heads&show=class")
-    page.run("document.querySelectorAll('[data-model=one] .prediction')[4].click()")
-    page.settled()
+    page.click("[data-model=one] .prediction", 4)
     assert page.texts("[data-model=one] .prediction[aria-pressed=true]")[0].startswith(page.predictions()[4])
     own = page.texts("[data-model=heads] .prediction > span:first-child")
     assert page.caption_of("heads").endswith(f"evidence for {own[0]}")
-    page.run("document.querySelectorAll('[data-model=heads] .prediction')[1].click()")
-    page.settled()
+    page.click("[data-model=heads] .prediction", 1)
     assert page.caption_of("heads").endswith(f"evidence for {own[1]}")
     assert page.caption_of("one").endswith(f"evidence for {page.predictions()[0]}")
     assert page.errors() == []
@@ -605,7 +537,7 @@ def test_the_page_violates_no_rule_of_accessibility(page, violations, state):
     for width in (1366, 390):
         for dark in (False, True):
             page.open(state, width=width, dark=dark)
-            page.find("#link").click()
+            page.click("#link")
             assert violations() == []
 
 
@@ -614,17 +546,15 @@ def test_the_documentation_of_the_api_violates_no_rule_of_accessibility(page, vi
         for dark in (False, True):
             visit(f"{page.url}/docs", width=width, dark=dark)
             assert violations() == []
-            assert page.run("return document.documentElement.scrollWidth") <= width
+            assert page.browser.execute_script("return document.documentElement.scrollWidth") <= width
 
 
 def test_sliders_have_names_and_changes_are_announced(page):
     for name, label, text in (("step", "Step", "1 of 9: The image"), ("opacity", "Opacity", "70%")):
-        slider = page.find(f"#{name}")
-        assert slider.accessible_name == label
-        assert slider.get_attribute("aria-valuetext") == text
+        assert page.name(f"#{name}") == label
+        assert page.attribute(f"#{name}", "aria-valuetext") == text
     assert page.run("return [...document.querySelectorAll('.grids figcaption')].every((e) => e.ariaLive === 'polite')")
-    status = page.find(".panel [role=status]")
-    assert status.get_attribute("textContent") == f"{page.predictions()[0]}, {page.texts('.prediction .number')[0]}"
+    assert page.texts(".panel [role=status]")[0] == f"{page.predictions()[0]}, {page.texts('.prediction .number')[0]}"
 
 
 def test_forced_colors_keep_bars_and_selection(page):
@@ -649,7 +579,7 @@ def test_the_legend_has_the_dashes_of_the_lines(page):
 @pytest.mark.parametrize("state", ["model=one", "model=digits", "model=one&with=heads"])
 def test_a_phone_shows_the_image_first_and_keeps_the_controls_in_reach(page, state):
     page.open(state, width=390, height=844)
-    image, controls = page.find(".photo canvas").rect, page.find("#controls").rect
+    image, controls = page.box(".photo canvas"), page.box("#controls")
     assert image["y"] + image["height"] < 844 - controls["height"]
     for _ in range(2):
         place = page.run(
@@ -665,9 +595,7 @@ def test_a_model_with_a_text_tower_answers_in_the_words_that_are_typed(page):
     page.open("model=clip")
     assert sorted(page.predictions()) == sorted(["a photo of a cat", "a photo of a dog", "a cup of coffee", "a rocket"])
     page.run("document.querySelector('#labels-text').value = 'red, green'")
-    page.find("#labels button").click()
-    page.until("return document.querySelectorAll('.prediction').length === 2")
-    page.settled()
+    page.click("#labels button")
     assert sorted(page.predictions()) == ["green", "red"]
     assert "labels=red" in page.run("return location.hash")
     assert "zero-shot" in page.texts(".about")[0]
@@ -686,7 +614,6 @@ def test_every_number_of_the_steps_is_that_of_forward_intermediates(page):
 
     def numbers(selector: str, step: int) -> list[float]:
         page.slide("step", step)
-        page.until("return document.querySelector('.numbers .value')")
         return page.run(shown, f".numbers {selector}")
 
     patch = 1 + 2 * 4 + 2  # the token of the patch in the middle
@@ -716,7 +643,6 @@ def test_every_number_of_the_steps_is_that_of_forward_intermediates(page):
     final = values["logits"][0].softmax(dim=0)
     assert numbers(".bar-row .value", 8) == pytest.approx(final[order].tolist(), abs=1e-4)
     page.pointer("pointerup", 0.9, 0.9, selector=".scene")
-    page.settled()
     rows = numbers(".first .value", 4)
     assert rows[:6] == pytest.approx(values["embedded"][0, 16, :6].tolist(), abs=6e-4)
     assert page.errors() == []
@@ -726,37 +652,40 @@ def test_the_steps_are_played_and_stepped_and_the_chart_follows(page):
     cursor = "return document.querySelector('.layers .now').style.transform"
     titles = []
     for _ in range(3):
-        page.find("#next").click()
-        page.settled()
+        page.click("#next")
         titles.append((page.texts(".told h3")[0], page.run(cursor)))
     assert [title for title, _ in titles] == ["Patches", "Tokens", "Attention of block 0"]
     assert len({place for _, place in titles}) == 3
-    assert "step=attention&" in page.browser.current_url
-    assert page.find(".spine [aria-current]").accessible_name == "Block 0"
-    page.find("#back").click()
+    assert "step=attention&" in page.link
+    assert page.name(".spine [aria-current]") == "Block 0"
+    page.click("#back")
     assert page.texts(".told h3")[0] == "Tokens"
-    page.find("#play").click()
+    page.click("#play")
     page.until("return document.querySelector('#step').value === '8'", 40)
     page.until("return document.querySelector('#play').textContent === 'Play'")
     assert page.texts(".told h3")[0] == "Probabilities"
-    page.find(".play-layers").click()
-    page.until("return location.hash.includes('layer=0')")
-    page.until("return location.hash.includes('layer=1')")
+    page.run(LISTEN_TO_LINKS)
+    page.click(".play-layers")
     page.until("return document.querySelector('.play-layers').textContent === 'Play the layers'")
+    layers = [link.partition("layer=")[2] for link in page.run("return window.links")]
+    assert layers == ["0", "1"]
     assert page.errors() == []
+
+
+LISTEN_TO_LINKS = """window.links = []; const old = history.replaceState.bind(history);
+  history.replaceState = (...a) => { window.links.push(a[2]); old(...a); };"""
 
 
 def test_the_scene_is_operated_by_keyboard(page):
     from selenium.webdriver.common.keys import Keys
 
     page.open("step=patches")
-    scene = page.find(".scene")
-    scene.send_keys(Keys.ARROW_LEFT)
+    page.press(".scene", Keys.ARROW_LEFT)
     assert "Patch 2,1" in page.texts(".pixels")[0]
-    scene.send_keys(Keys.ENTER)
-    assert "patch=2%2C1" in page.browser.current_url
-    scene.send_keys(Keys.ESCAPE)
-    assert "patch=" not in page.browser.current_url
+    page.press(".scene", Keys.ENTER)
+    assert "patch=2%2C1" in page.link
+    page.press(".scene", Keys.ESCAPE)
+    assert "patch=" not in page.link
 
 
 SINKS = """const old = window.fetch; window.fetch = async (path, options) => {
@@ -771,20 +700,19 @@ SINKS = """const old = window.fetch; window.fetch = async (path, options) => {
 
 
 def test_attention_sinks_are_named_and_left_out_of_the_colors(page, browser):
-    assert not page.find("#sinks-control").is_displayed()
+    assert not page.is_shown("#sinks-control")
     added = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": SINKS})
     try:
         page.open("show=attention")
     finally:
         browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
-    page.until("return document.querySelector('.sinks').textContent")
     assert page.texts(".sinks")[0].startswith("1 attention sink 1,1: nearly all tokens attend to it")
     assert "60% of all attention" in page.texts(".sinks")[0]
-    assert page.find("#sinks").is_selected()
+    assert page.read("#sinks", "e.checked")
     without = page.pixels()
-    page.find("#sinks").click()
+    page.click("#sinks")
     assert page.pixels() != without
-    assert "sinks=in" in page.browser.current_url
+    assert "sinks=in" in page.link
 
 
 def test_color_scales_are_robust_and_sinks_are_outliers(page):
@@ -807,7 +735,6 @@ def test_color_scales_are_robust_and_sinks_are_outliers(page):
 
 def test_the_first_map_is_the_one_with_the_best_deletion_score(page):
     page.open()
-    page.until("return document.querySelector('.scores').textContent.includes(' best')")
     text = page.texts(".scores")[0]
     found = re.findall(r"(Class map|Rollout|Attention|random order) (\d\.\d+)( best)?", text)
     assert {name for name, _, _ in found} == {"Class map", "Rollout", "Attention", "random order"}
@@ -815,9 +742,9 @@ def test_the_first_map_is_the_one_with_the_best_deletion_score(page):
     (best,) = (name for name, _, mark in found if mark)
     assert scores[best] == min(scores.values())
     assert page.texts("#show [aria-checked=true]")[0] == best
-    assert "show=" not in page.browser.current_url
-    assert page.find("#can").text.startswith("Can tell")
-    assert page.find("#cannot").text.startswith("Cannot tell")
+    assert "show=" not in page.link
+    assert page.text("#can").startswith("Can tell")
+    assert page.text("#cannot").startswith("Cannot tell")
 
 
 def test_opacity_and_numbers_belong_to_the_colors(page):
@@ -833,64 +760,51 @@ def test_opacity_and_numbers_belong_to_the_colors(page):
 def test_several_images_become_a_strip_with_their_predictions(page, tmp_path):
     for name, seed in (("first.png", 5), ("second.png", 6)):
         (tmp_path / name).write_bytes(photo(seed))
-    page.find("#file").send_keys(f"{tmp_path / 'first.png'}\n{tmp_path / 'second.png'}")
-    page.until("return [...document.querySelectorAll('#film span')].filter((e) => e.textContent).length === 2")
-    page.settled()
-    assert page.find(".photo strong").text == "first.png"
+    page.choose(tmp_path / "first.png", tmp_path / "second.png")
+    assert page.text(".photo strong") == "first.png"
     first = page.predictions()[0]
     assert page.texts("#film span")[0].startswith(first)
-    page.run("document.querySelectorAll('#film button')[1].click()")
-    page.until("return document.querySelector('.photo strong').textContent === 'second.png'")
-    page.settled()
-    page.until("return document.querySelector('#film [aria-pressed=true] img').alt === 'second.png'")
-    page.until("return document.querySelectorAll('#film span')[1].textContent")
+    page.click("#film button", 1)
     assert page.texts("#film span")[1].startswith(page.predictions()[0])
     assert page.errors() == []
 
 
 def test_the_frame_the_name_and_the_time_stand_beside_the_image(page):
-    assert page.find(".photo figcaption").text == "sample cat 400 × 266 pixels, all of it seen by the model"
+    assert page.text(".photo figcaption") == "sample cat 400 × 266 pixels, all of it seen by the model"
     page.open("model=cropped")
-    assert page.find(".photo figcaption").text == "sample cat 400 × 266 pixels; the model sees the 67% inside the frame"
-    assert re.fullmatch(r"predicted in \d+ ms", page.find(".time").text)
+    assert page.text(".photo figcaption") == "sample cat 400 × 266 pixels; the model sees the 67% inside the frame"
+    assert re.fullmatch(r"predicted in \d+ ms", page.text(".time"))
 
 
 def test_the_request_is_copied_for_curl_and_python(page, monkeypatch, tmp_path, capsys):
     (tmp_path / "own.png").write_bytes(photo(5))
-    page.upload(tmp_path / "own.png")
-    page.find("[data-copy=curl]").click()
+    page.choose(tmp_path / "own.png")
+    page.click("[data-copy=curl]")
     code = "return document.querySelector('#copied-link').value"
     assert page.run(code) == f"curl -F 'image=@own.png' -F 'model=one' {page.url}/predict"
-    page.find("[data-copy=python]").click()
+    page.click("[data-copy=python]")
     monkeypatch.chdir(tmp_path)
     exec(compile(page.run(code), "copied", "exec"), {})
     assert f"'label': '{page.predictions()[0]}'" in capsys.readouterr().out
 
 
 def test_two_models_are_swiped_over_one_picture(page):
-    assert not page.find("#swipe").is_displayed()
+    assert not page.is_shown("#swipe")
     page.open("model=one&with=two&show=rollout")
-    page.until("return !document.querySelector('#swipe').hidden")
-    page.settled()
     before = page.pixels("#swipe canvas")
     page.slide("swipe-at", 10)
     assert page.pixels("#swipe canvas") != before
-    assert page.find("#swipe figcaption").text.startswith("one: class ")
+    assert page.text("#swipe figcaption").startswith("one: class ")
 
 
 def test_examples_tell_a_story(page):
     assert len(page.texts("#stories button")) == 4
-    page.run("document.querySelector('#stories button').click()")
-    page.until("return document.querySelector('.prediction .before')")
-    page.settled()
-    page.until("return document.querySelector('#story-facts').textContent.includes('Now: ')")
-    assert page.find("#story-title").text == "Erase an eye."
-    assert "show=erase" in page.browser.current_url
-    page.find("#story-close").click()
-    assert not page.find("#story").is_displayed()
-    page.run("document.querySelectorAll('#stories button')[2].click()")
-    page.until("return location.hash.includes('step=mlp')")
-    page.settled()
+    page.click("#stories button")
+    assert page.text("#story-title") == "Erase an eye."
+    assert "show=erase" in page.link
+    page.click("#story-close")
+    assert not page.is_shown("#story")
+    page.click("#stories button", 2)
     assert page.texts(".told h3")[0] == "MLP of block 0"
     assert page.errors() == []
 
@@ -900,37 +814,37 @@ def test_a_tour_is_offered_and_can_be_dismissed(page):
 
     page.run("localStorage.clear()")
     page.open()
-    page.find("#welcome-start").click()
-    assert page.find("#tour-title").text == "An image and its predictions"
-    page.find("#tour-next").click()
-    assert page.find("#tour-title").text == "Patches"
-    assert "step=patches" in page.browser.current_url
-    page.find("#tour-next").send_keys(Keys.ESCAPE)
-    assert not page.find("#tour").is_displayed()
+    page.click("#welcome-start")
+    assert page.text("#tour-title") == "An image and its predictions"
+    page.click("#tour-next")
+    assert page.text("#tour-title") == "Patches"
+    assert "step=patches" in page.link
+    page.press("#tour-next", Keys.ESCAPE)
+    assert not page.is_shown("#tour")
     page.open()
-    assert not page.find("#welcome").is_displayed()
-    page.find("#tour-start").click()
+    assert not page.is_shown("#welcome")
+    page.click("#tour-start")
     for _ in range(7):
-        page.find("#tour-next").click()
-    assert not page.find("#tour").is_displayed()
+        page.click("#tour-next")
+    assert not page.is_shown("#tour")
     assert page.errors() == []
 
 
 def test_terms_are_explained_where_they_stand_and_in_the_glossary(page):
     page.open("step=attention")
     assert "weighted mean" in page.run("return document.querySelector('.sentence .term').dataset.tip")
-    page.run("document.querySelector('.sentence .term').click()")
-    assert page.find("#glossary").is_displayed()
-    assert page.find("dt.here").text == "Attention"
+    page.click(".sentence .term")
+    assert page.is_shown("#glossary")
+    assert page.text("dt.here") == "Attention"
     assert len(page.texts("dt")) > 12
-    page.find("#glossary-close").click()
-    assert not page.find("#glossary").is_displayed()
+    page.click("#glossary-close")
+    assert not page.is_shown("#glossary")
 
 
 def test_all_text_of_the_page_is_in_one_file():
     exported = PHOTOS.parent / "web"
-    for folder, symbols in ((PHOTOS, ["◀", "▶"]), (exported, [])):
-        html = re.sub(r"<!--.*?-->", "", (folder / "index.html").read_text(encoding="utf-8"), flags=re.DOTALL)
+    for template, symbols in (("page_inside.html", ["◀", "▶"]), ("page_web.html", [])):
+        html = re.sub(r"<!--.*?-->", "", render(template), flags=re.DOTALL)
         assert re.sub(r"<(title|h1)>.*?</\1>|<[^>]+>", "", html).split() == symbols
     for script in (*PHOTOS.glob("*.js"), *exported.glob("*.js")):
         if script.name != "text.js":
@@ -939,7 +853,7 @@ def test_all_text_of_the_page_is_in_one_file():
 
 
 def test_several_labels_and_numbers_are_shown_as_such(browser, visit, targets):
-    page = Page(browser, visit, targets.url)
+    page = InsidePage(browser, visit, targets.url)
     page.errors()
     page.open("model=labels")
     assert page.texts(".first .prediction:not(.unlikely) > span:first-child") == ["output 0"]

@@ -1,6 +1,7 @@
 """`vit bench` and `vit optimize`: measure speed, and make a model faster."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,7 +10,7 @@ import typer
 
 import vitruvian as vt
 from vitruvian.cli import options as opt
-from vitruvian.cli.options import check_new, flag, import_torch, option, parse_numbers, parse_size, parse_tome_r
+from vitruvian.cli.options import check_new, expand_options, flag, import_torch, option, parse_numbers
 from vitruvian.progress import print_status, track
 
 ENGINE = option("NAME", "Engine to measure; repeatable [default: all].", parser=opt.parse_engine)
@@ -30,13 +31,15 @@ MINUTES = option("N", "Time limit for trying candidates; the final measurement c
 EVALUATE = option("DATA", "Other images for measuring the loss, with labels if there are any.", panel=INT8)
 INT8_ENGINE = typer.Option(help="Engine that will run the model and is timed.", rich_help_panel=INT8)
 WEIGHT_BITS = option("N", "7 for every processor, 8 with VNNI [default: for this one].", panel=INT8, min=7, max=8)
-TOME_R = option("R", "Tokens to merge per layer, such as 8.", panel=TOKENS, parser=parse_tome_r)
-FIRST_SIZE = option("SIZE", "Input size of a cascade's first pass.", panel=TOKENS, parser=parse_size)
+TOME_R = option("R", "Tokens to merge per layer, such as 8.", panel=TOKENS, parser=opt.parse_tome_r)
+FIRST_SIZE = option("SIZE", "Input size of a cascade's first pass.", panel=TOKENS, parser=opt.parse_size)
 SPEED_BATCH = option("N", "Batch size of the speed measurement.", "--batch-size", panel=opt.ADVANCED, min=1, max=65_536)
 
 
+@expand_options
 def bench(
     model: opt.ModelName,
+    options: opt.ModelOptions,
     engine: Annotated[list[str] | None, ENGINE] = None,
     batches: Annotated[str, option("N,N", "Batch sizes to measure.")] = "1,16",
     rounds: Annotated[int, option("N", "Measurements per engine and batch size.", min=1)] = 20,
@@ -44,13 +47,6 @@ def bench(
     plot: Annotated[Path | None, option("FILE", "Plot images per second over batch size (.png).")] = None,
     csv: Annotated[Path | None, CSV] = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the tables.")] = False,
-    num_heads: opt.NumHeads = None,
-    image_size: opt.ImageSize = None,
-    tome_r: opt.TomeR = None,
-    adapter: opt.Adapter = None,
-    device: opt.Device = "auto",
-    precision: opt.Precision = "float32",
-    compile: opt.Compile = False,
 ) -> None:
     """Measure images per second, latency and memory of a model.
 
@@ -66,11 +62,11 @@ def bench(
     from vitruvian.inference import Encoder
     from vitruvian.machine import choose_device
 
-    device = choose_device(device, next((name for name in engine or () if not name.startswith("torch")), "torch"))
-    load: Any = {"num_heads": num_heads, "image_size": image_size, "tome_r": tome_r, "adapter": adapter}
-    encoder = Encoder(model, **load, device=device)
-    how: Any = {"precision": precision, "compile": compile, "engines": engine or None}
-    result = run_bench(encoder.model, **how, batches=counts, rounds=rounds, image=image)
+    other = next((name for name in engine or () if not name.startswith("torch")), "torch")
+    device = choose_device(options.device, other)
+    plain = replace(options, engine="torch", device=device, precision="float32", compile=False)
+    how: Any = {"precision": options.precision, "compile": options.compile, "engines": engine or None}
+    result = run_bench(Encoder(model, **vars(plain)).model, **how, batches=counts, rounds=rounds, image=image)
     print(json.dumps(result.to_json()) if as_json else result)
     if csv is not None:
         with open_table(csv, {}) as write:

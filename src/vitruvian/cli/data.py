@@ -3,22 +3,13 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from vitruvian.cli.options import (
-    DataRoot,
-    LoadOptions,
-    Readers,
-    TargetName,
-    check_suffix,
-    expand_options,
-    flag,
-    import_torch,
-    option,
-    split_names,
-)
+from vitruvian.cli import options as opt
+from vitruvian.cli.options import check_suffix, expand_options, flag, import_torch, option, split_names
+from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.progress import print_notes, print_status, track
 from vitruvian.tasks import Task, all_tasks, describe_pattern, find_task, get_task
 from vitruvian.tasks import data_root as find_data_root
@@ -40,7 +31,7 @@ FORM = typer.Option("--format", help="pixels: raw, fastest; jpeg: a tenth of the
 @expand_options
 def doctor(
     data: SourceData,
-    options: LoadOptions,
+    options: opt.ModelOptions,
     more: Annotated[
         list[str] | None, typer.Argument(metavar="TEST", hidden=True, help="Further datasets for --against.")
     ] = None,
@@ -51,10 +42,11 @@ def doctor(
     vectors: Annotated[str | None, option("FOLDER", "Vectors of `vit embed` of these images, to compare them.")] = None,
     predictions: Annotated[Path | None, PREDICTIONS] = None,
     review: Annotated[Path | None, REVIEW] = None,
-    target: TargetName = None,
+    target: opt.TargetName = None,
     apply: Annotated[Path | None, APPLY] = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the report.")] = False,
-    workers: Readers = 2,
+    workers: opt.Readers = 2,
+    batch_size: opt.Batch = DEFAULT_BATCH_SIZE,
 ) -> None:
     """Check a dataset before training.
 
@@ -110,8 +102,9 @@ def doctor(
         from vitruvian.inference import Encoder
 
         encoder = Encoder(model, **vars(options))
-        store, follow = open_store(encoder), partial(track, label="features")
-        parts = [feature_rows(encoder, source, store, track=follow)[0] for source in dataset.splits.values()]
+        how: Any = {"batch_size": batch_size, "track": partial(track, label="features")}
+        store = open_store(encoder)
+        parts = [feature_rows(encoder, source, store, **how)[0] for source in dataset.splits.values()]
         values = np.concatenate(parts)
     elif vectors is not None:
         from vitruvian.bulk.result import open_vectors
@@ -194,7 +187,7 @@ def pack(
 
 def datasets(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A task or part of a name, such as pets or vtab.")] = "",
-    data_root: DataRoot = None,
+    data_root: opt.DataRoot = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object per task (JSON Lines).")] = False,
 ) -> None:
     """List the datasets of papers, and which images are present.

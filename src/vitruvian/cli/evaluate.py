@@ -188,7 +188,7 @@ def compare(
 
 @expand_options
 def probe(
-    options: opt.LoadOptions,
+    options: opt.ModelOptions,
     data: Annotated[str | None, data_argument()] = None,
     model: opt.OptionalModel = None,
     vectors: Annotated[str | None, option("FOLDER", "Vectors of `vit embed`, instead of DATA and --model.")] = None,

@@ -10,16 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import vitruvian as vt
-from vitruvian.cli.options import (
-    DefaultModel,
-    ModelOptions,
-    expand_options,
-    finish,
-    flag,
-    import_torch,
-    match_value,
-    option,
-)
+from vitruvian.cli import options as opt
+from vitruvian.cli.options import expand_options, finish, flag, import_torch, match_value, option
 from vitruvian.progress import print_status, track
 from vitruvian.text import printable
 
@@ -47,9 +39,9 @@ RECONSTRUCT = "Mask this fraction of the patches and reconstruct them with an MA
 
 @expand_options
 def explain(
-    options: ModelOptions,
+    options: opt.ModelOptions,
     paths: Annotated[list[str] | None, PATHS] = None,
-    model: DefaultModel = None,
+    model: opt.DefaultModel = None,
     out: Annotated[Path, option("DIR", "Output folder.")] = Path("explained"),
     maps: Annotated[list[MapKind] | None, MAPS] = None,
     target: Annotated[str, TARGET] = "",
@@ -81,25 +73,20 @@ def explain(
         return
     import_torch()
     from vitruvian.data.folder import find_images
-    from vitruvian.engines.torch_variant import torch_engine
+    from vitruvian.explain.attention import require_vit
     from vitruvian.explain.explainer import METHODS, AnyMethod
-    from vitruvian.machine import announce_device, choose_device
+    from vitruvian.inference import Encoder
     from vitruvian.weights.hub import default_source
 
     images = find_images(paths or [])
     methods = tuple(method for method in typing.get_args(AnyMethod) if method in maps) if maps else METHODS
     of_attention: Any = {"layer": layer, "head": head, "patch": patch}
     settings = vt.MapSettings(methods=methods, target=target, top=top, deletion=deletion, **of_attention)
-    model = default_source() if model is None else model
-    loaded = vt.load(model, num_heads=options.num_heads, image_size=options.image_size, adapter=options.adapter)
-    loaded = loaded if options.tome_r is None else vt.with_merging(loaded, options.tome_r)
-    device = choose_device(options.device, options.engine)
-    announce_device(device)
+    encoder = Encoder(default_source() if model is None else model, **vars(options))
     if figures:
-        plot_figures(loaded, images, out, count=count, device=device, as_json=as_json)
+        plot_figures(require_vit(encoder.model), images, out, count=count, device=encoder.device, as_json=as_json)
     else:
-        engine = torch_engine(options.engine, options.precision, options.compile, device)
-        explainer = vt.Explainer(loaded, settings, device=device, engine=engine)
+        explainer = vt.Explainer(encoder.model, settings, device=encoder.device, engine=encoder.engine)
         explain_paths(explainer, images, out, as_json=as_json)
 
 

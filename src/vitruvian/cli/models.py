@@ -164,6 +164,7 @@ def convert(
     labels: opt.Labels = None,
     template: opt.Template = None,
     num_heads: opt.NumHeads = None,
+    adapter: opt.Adapter = None,
     image_size: opt.ImageSize = None,
     patch_size: Annotated[int | None, option("N", "Resample the patch embedding to this patch size.", min=1)] = None,
     num_classes: Annotated[int | None, NUM_CLASSES] = None,
@@ -193,6 +194,7 @@ def convert(
         return
     words: Any = {"labels": None if labels is None else parse_labels(labels), "template": template}
     read: Any = {"config": config, "num_heads": num_heads, "image_size": image_size, "patch_size": patch_size}
+    read |= {"adapter": adapter}
     write: Any = {"num_classes": num_classes, "half": half, "progress": lambda step: print_status(f"{step} ...")}
     certificate = vt.convert(source, destination, to=to, **words, **read, **write)
     print(json.dumps(certificate.to_json()) if as_json else f"{certificate}\nwrote {certificate.destination}")
@@ -223,6 +225,7 @@ def export(
     dynamic_size: Annotated[bool, DYNAMIC_SIZE] = False,
     features: Annotated[bool, flag("--features", "Add an output with the features that the head reads.")] = False,
     num_heads: opt.NumHeads = None,
+    adapter: opt.Adapter = None,
     overwrite: Annotated[bool, OVERWRITE] = False,
     as_json: Annotated[bool, flag("--json", "Print the checks as one JSON object.")] = False,
 ) -> None:
@@ -237,5 +240,6 @@ def export(
     import_torch()
     print_status("tracing the model and comparing the graph with it ...")
     shape: Any = {"batch_size": batch_size, "image_size": image_size, "dynamic_size": dynamic_size}
-    certificate = vt.export(source, destination, to=to, features=features, num_heads=num_heads, **shape)
+    load: Any = {"num_heads": num_heads, "adapter": adapter}
+    certificate = vt.export(source, destination, to=to, features=features, **load, **shape)
     print(json.dumps(certificate.to_json()) if as_json else f"{certificate}\nwrote {certificate.path}")

@@ -159,7 +159,8 @@ def option_spelling(parameters: Sequence[Any], with_value: Container[str]) -> Ca
 def expand_options(function: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter that is a dataclass, such as `ModelOptions`, by the options that are its fields.
 
-    They are listed in the panel of the dataclass, except those with a panel of their own.
+    They are listed in the panel of the dataclass, except those with a panel of their own. An option that the function
+    declares itself, in another form, is not part of the group and has its default there.
     """
     hints = typing.get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
@@ -168,9 +169,13 @@ def expand_options(function: Callable[..., None]) -> Callable[..., None]:
         for name, parameter in inspect.signature(function).parameters.items()
         if name not in groups
     ]
-    for group in groups.values():
+    fields = {
+        name: [field for field in dataclasses.fields(group) if field.name not in hints]
+        for name, group in groups.items()
+    }
+    for name, group in groups.items():
         field_hints = typing.get_type_hints(group, include_extras=True)
-        for field in dataclasses.fields(group):
+        for field in fields[name]:
             kind, info = typing.get_args(field_hints[field.name])
             info = copy.copy(info)
             info.rich_help_panel = info.rich_help_panel or group.panel
@@ -180,8 +185,7 @@ def expand_options(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(**arguments: Any) -> None:
         for name, group in groups.items():
-            names = [field.name for field in dataclasses.fields(group)]
-            arguments[name] = group(**{name: arguments.pop(name) for name in names})
+            arguments[name] = group(**{field.name: arguments.pop(field.name) for field in fields[name]})
         function(**arguments)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -323,8 +327,8 @@ Batch = Annotated[int, option("N", "Inference batch size.", "--batch-size", pane
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadOptions:
-    """Options for loading a model: the arguments of `Encoder` and `Classifier`."""
+class ModelOptions:
+    """Options for loading and running a model: the arguments of `Encoder` and `Classifier`."""
 
     panel: ClassVar = RUNNING
     num_heads: NumHeads = None
@@ -334,12 +338,6 @@ class LoadOptions:
     engine: Engine = "auto"
     precision: Precision = "float32"
     compile: Compile = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelOptions(LoadOptions):
-    """Options for loading and running a model."""
-
     tome_r: TomeR = None
 
 

@@ -169,7 +169,7 @@ def embed(
     data: Annotated[str, typer.Argument(metavar="DATA", help="A folder, a manifest, shards, Parquet files or a URL.")],
     model: opt.ModelName,
     out: Annotated[str, option("FOLDER", "Folder or URL to write the parts to.")],
-    options: opt.LoadOptions,
+    options: opt.ModelOptions,
     bulk: opt.BulkOptions,
     dtype: Annotated[Literal["float16", "float32"], typer.Option(help="Data type of the vectors.")] = "float16",
     merged: Annotated[Path | None, MERGE] = None,
@@ -188,7 +188,7 @@ def embed(
             f"a folder of parts; for one file, use --out vectors --merge {out}", param_hint="--out"
         )
     check_merged(merged)
-    if bulk.on and options != opt.LoadOptions():
+    if bulk.on and options != opt.ModelOptions():
         raise typer.BadParameter("--on loads the model on each node: no options of the model")
     import_torch()
     from vitruvian.inference import Encoder
@@ -237,7 +237,7 @@ def finish_job(out: str, merged: Path | None, wrote: str, *, as_json: bool) -> i
 @expand_options
 def similar(
     where: Annotated[str, option("FOLDER", "Vectors of `vit embed`: a folder or a URL.", "--in")],
-    options: opt.LoadOptions,
+    options: opt.ModelOptions,
     images: Annotated[list[str] | None, typer.Argument(metavar="IMAGES", help="Images to search for.")] = None,
     text: Annotated[list[str] | None, TEXT] = None,
     top: Annotated[int, option("N", "Number of neighbors per image.", min=1, max=10_000)] = 20,

@@ -5,23 +5,13 @@ import os
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import vitruvian as vt
-from vitruvian.cli.options import (
-    Batch,
-    Compile,
-    Device,
-    Engine,
-    ImageSize,
-    NumHeads,
-    Precision,
-    TomeR,
-    import_torch,
-    option,
-)
+from vitruvian.cli import options as opt
+from vitruvian.cli.options import expand_options, import_torch, option
 from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.errors import ConfigError, require
 
@@ -50,23 +40,18 @@ MAX_SECONDS = option("N", "Time limit for receiving a request, and for its respo
 ALLOW_HOST = option("NAME", "Host name that clients may use; repeatable.", parser=parse_host)
 
 
+@expand_options
 def serve(
+    options: opt.ModelOptions,
     models: Annotated[list[str] | None, MODELS] = None,
-    adapters: Annotated[list[str] | None, ADAPTERS] = None,
+    adapter: Annotated[list[str] | None, ADAPTERS] = None,
     host: Annotated[str, HOST] = "127.0.0.1",
     port: Annotated[int, option("N", "Port; 0 chooses a free one.", min=0, max=65535)] = 8000,
-    batch_size: Batch = DEFAULT_BATCH_SIZE,
+    batch_size: opt.Batch = DEFAULT_BATCH_SIZE,
     queue: Annotated[int, option("N", "Maximum number of queued images; more get status 429.", min=1)] = 64,
     max_mb: Annotated[float, option("N", "Maximum size of a request, in megabytes.", min=0.001, max=1e6)] = 20.0,
     max_seconds: Annotated[float, MAX_SECONDS] = 30.0,
     allow_host: Annotated[list[str] | None, ALLOW_HOST] = None,
-    image_size: ImageSize = None,
-    num_heads: NumHeads = None,
-    tome_r: TomeR = None,
-    engine: Engine = "auto",
-    device: Device = "auto",
-    precision: Precision = "float32",
-    compile: Compile = False,
 ) -> None:
     """Serve models over HTTP, with a page at / to inspect them.
 
@@ -84,17 +69,15 @@ def serve(
     from vitruvian.serve.app import serve as run
     from vitruvian.serve.batching import ServiceLimits
 
-    engine = torch_engine(engine, precision, compile, choose_device(device, engine))
-    limits = ServiceLimits(batch_size=batch_size, queue=queue, max_bytes=int(max_mb * 1e6), max_seconds=max_seconds)
-    load: Any = {"image_size": image_size, "num_heads": num_heads, "tome_r": tome_r}
+    device = choose_device(options.device, options.engine)
     with ThreadPoolExecutor(1) as loader:  # whose OpenMP workers end with it; see `serve.batching`
-        loaded = loader.submit(load_models, models, adapters, load, engine, device).result()
+        loaded = loader.submit(load_models, models, adapter, options).result()
     run(
         loaded,
         host=host,
         port=port,
-        limits=limits,
-        engine=engine,
+        limits=ServiceLimits(batch_size=batch_size, queue=queue, max_bytes=int(max_mb * 1e6), max_seconds=max_seconds),
+        engine=torch_engine(options.engine, options.precision, options.compile, device),
         api_key=os.environ.get(KEY_VARIABLE, ""),
         hosts=tuple(allow_host or ()),
         on_start=lambda url: print(f"serving {url}", file=sys.stderr, flush=True),
@@ -102,7 +85,7 @@ def serve(
 
 
 def load_models(
-    models: list[str] | None, adapters: list[str] | None, load: dict[str, Any], engine: str, device: str
+    models: list[str] | None, adapters: list[str] | None, options: opt.ModelOptions
 ) -> dict[str, "Model | Graph"]:
     """The models by name, those with an adapter last."""
     from vitruvian.engines.graph import Graph
@@ -115,11 +98,10 @@ def load_models(
         name = "in-package" if weights == str(BUNDLED) and not models else name
         if name in loaded:
             raise ConfigError(f"two models are called {name!r}; name them with NAME=MODEL", where="--model")
-        encoder = Encoder(weights, **load, engine=engine, device=device)
-        model = encoder.model
-        if models and not isinstance(model, Graph):
-            check_finite(model, weights)
-        loaded[name] = model
+        encoder = Encoder(weights, **vars(options))
+        loaded[name] = encoder.model
+        if models and not isinstance(encoder.model, Graph):
+            check_finite(encoder.model, weights)
     base = next(iter(loaded.values()))
     for name, folder in map(name_and_weights, adapters or ()):
         if len(models or ()) != 1 or isinstance(base, Graph):
@@ -127,7 +109,7 @@ def load_models(
         if name in loaded:
             raise ConfigError(f"two models are called {name!r}; name them with NAME=DIR", where="--adapter")
         merge = not encoder.engine.startswith("torch")  # other engines export a graph of each model
-        adapted = vt.with_adapter(base, folder, image_size=load["image_size"], merge=merge).to(encoder.device)
+        adapted = vt.with_adapter(base, folder, image_size=options.image_size, merge=merge).to(encoder.device)
         check_finite(adapted, folder)
         loaded[name] = adapted
     return loaded

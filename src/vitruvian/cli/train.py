@@ -72,6 +72,7 @@ def train(
         bool, flag("--add-classes", "Add the classes of DATA to the model of --from RUN, without training.")
     ] = False,
     plan: Annotated[bool, flag("--plan", "Print what would run, with estimates of time and memory.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print the result as one JSON object.")] = False,
     cluster: Annotated[str | None, CLUSTER] = None,
     recipes: Annotated[bool, flag("--recipes", "List the recipes and exit.")] = False,
     list_settings: Annotated[
@@ -151,7 +152,8 @@ def train(
         from vitruvian.training.splits import DataRef
 
         opened = DataRef(data)
-        print_folds(cross_validate(opened, choose_recipe(opened, **start), folds, out, listeners=listeners))
+        validation = cross_validate(opened, choose_recipe(opened, **start), folds, out, listeners=listeners)
+        print_folds(validation, as_json=as_json)
         return
     if resume is not None:
         run = vt.resume(resume, settings=changes, listeners=listeners)
@@ -159,7 +161,7 @@ def train(
         start |= {"listeners": listeners}
         run = vt.train(data, **start, out=out, auto_resume=auto_resume, minutes=minutes)
     if prints_results():
-        print_run(run)
+        print(json.dumps(run.to_json())) if as_json else print_run(run)
 
 
 def print_run(run: vt.Run) -> None:

@@ -74,6 +74,7 @@ def export(
     dynamic_size: bool = False,
     features: bool = False,
     num_heads: int | None = None,
+    adapter: str | Path | None = None,
 ) -> Exported:
     """Export a model as a graph from normalized pixels to logits (to features if it has no head).
 
@@ -90,6 +91,7 @@ def export(
         dynamic_size: Accept any image size; position embeddings are resized inside the graph.
         features: Add a second output `features`, the input of the head.
         num_heads: Number of attention heads, if the weight file does not store it.
+        adapter: Folder of a LoRA adapter to apply to the loaded weights.
 
     Returns:
         What was written, with the largest difference from the model.
@@ -101,10 +103,11 @@ def export(
     out = Path(path).expanduser()
     check_destination(out, to)
     if to == "web":
-        settings = {"image_size": image_size, "dynamic_size": dynamic_size, "features": features}
-        return export_site(model, out, {"batch_size": batch_size, "num_heads": num_heads, **settings})
+        settings: dict[str, Any] = {"image_size": image_size, "dynamic_size": dynamic_size, "features": features}
+        settings |= {"batch_size": batch_size, "num_heads": num_heads, "adapter": adapter}
+        return export_site(model, out, settings)
     if isinstance(model, str | Path):
-        model = load(model, num_heads=num_heads, image_size=image_size)
+        model = load(model, num_heads=num_heads, image_size=image_size, adapter=adapter)
     model = merged(model)
     validate("batch_size", BatchSize, 1 if batch_size is None else batch_size)
     if image_size is None and not dynamic_size:

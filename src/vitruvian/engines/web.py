@@ -23,6 +23,7 @@ from vitruvian.engines.graph import Graph
 from vitruvian.errors import ConversionError, HubError, argument
 from vitruvian.files import digest, json_bytes, short_hash
 from vitruvian.progress import print_status
+from vitruvian.report.html import render
 from vitruvian.text import describe_error
 
 PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
@@ -74,8 +75,9 @@ def write_site(folder: Path, graph: Graph) -> float | None:
     package = files("vitruvian")
     shared = [package / "serve" / "page" / name for name in SHARED_FILES]
     for source in (*shared, package / "report/templates/base.css", *(package / "serve" / "web").iterdir()):
-        place = folder if source.name in ("index.html", "check.html", "offline.js") else folder / "page"
+        place = folder if source.name in ("check.html", "offline.js") else folder / "page"
         (place / source.name).write_bytes(source.read_bytes())
+    (folder / "index.html").write_text(render("page_web.html"), encoding="utf-8")
     facts = meta.to_json() | {
         "name": meta.origin if isinstance(config, GraphConfig) else title_of(config),
         "output": single.output,

@@ -21,7 +21,7 @@ from vitruvian.engines.runtimes import EngineName, installed
 from vitruvian.errors import ConfigError, ImageError, UnknownNameError, VitruvianError
 from vitruvian.explain.explainer import Explainer, MapSettings
 from vitruvian.explain.overlay import overlay, seen_box
-from vitruvian.inference import DECODERS, NOT_FINITE, Classifier, Encoder, probabilities_of
+from vitruvian.inference import DECODERS, NOT_FINITE, Classifier, Encoder
 from vitruvian.model.batching import map_over_shapes
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
@@ -42,7 +42,6 @@ from vitruvian.weights.zero_shot import text_encoder
 
 R = TypeVar("R")
 PARALLEL_BATCHES = 2  # the second fills the cores while the first ends and its clients send new images
-MAX_ENGINE_DIFFERENCE = 1e-4  # between the probabilities of torch and of another engine
 MAX_LABEL_SETS = 16  # cached zero-shot classifiers, one per set of labels
 VIT_FACTS = ["depth", "num_heads", "width", "stride", "grid", "prefix_tokens", "cls_token", "reg_tokens", "pool"]
 SWITCHING = threading.Lock()  # one model at a time measures engines: several would disturb each other and all requests
@@ -92,24 +91,23 @@ class ServedModel:
             known = isinstance(error, VitruvianError)
             log.error("%s is not ready: %s", self.name, error, exc_info=None if known else error)
 
-    def _test_image(self) -> Tensor:
-        """Normalized pixels of a gray image."""
+    def _compute_test_image(self, encoder: Encoder, max_batch: int) -> None:
+        """Compute a gray image at every batch size: the first batch of a size takes several times as long as the next.
+
+        Raises an error if the encoder cannot compute it.
+        """
         preprocess = self.model.meta.preprocess
-        return apply_preprocess(Image.new("RGB", preprocess.image_size[::-1], "gray"), preprocess)
+        pixels = apply_preprocess(Image.new("RGB", preprocess.image_size[::-1], "gray"), preprocess)
+        encoder.prepare(torch.stack([pixels] * max_batch))
+        encoder.prepare(pixels[None])
+        run = encoder.logits if isinstance(encoder, Classifier) else encoder.features
+        for size in range(1, max_batch + 1):
+            if not torch.isfinite(map_over_shapes(run, [pixels] * size)[0]).all():
+                raise ConfigError(NOT_FINITE, where=self.name)
 
     def _warm_up(self, max_batch: int) -> None:
-        """Compute a test image at every batch size: the first batch of a size takes several times as long as the next.
-
-        Raises an error if the model cannot compute it; then the model is not ready.
-        """
-        pixels = self._test_image()
         self.encoder.compare_precision(False)  # the first request is compared
-        run = self._logits if isinstance(self.encoder, Classifier) else self._features
-        self.encoder.prepare(torch.stack([pixels] * max_batch))
-        self.encoder.prepare(pixels[None])
-        for size in range(1, max_batch + 1):
-            if not torch.isfinite(run([pixels] * size)[0]).all():
-                raise ConfigError(NOT_FINITE, where=self.name)
+        self._compute_test_image(self.encoder, max_batch)
         if not self.model.config.num_classes:
             try:
                 text_encoder(self.encoder.torch_model)
@@ -122,26 +120,11 @@ class ServedModel:
             self.switch.start()
 
     def _switch_engine(self, max_batch: int) -> None:
-        """Choose the fastest engine in the background, and use it if its features and probabilities are the same."""
+        """Choose the fastest engine in the background, and use it. The engine compares its outputs with torch's."""
         try:
             with SWITCHING:
-                pixels = self._test_image()
                 faster = self.kind(self.model, engine="auto")
-                faster.prepare(torch.stack([pixels] * max_batch))
-                faster.prepare(pixels[None])
-                for size in range(1, max_batch + 1):
-                    features = faster.features(torch.stack([pixels] * size))
-                compared: dict[str, Tensor] = {}
-                if isinstance(faster, Classifier):
-                    logits = self._logits([pixels])[0], faster.logits(pixels[None])[0]
-                    before, after = (probabilities_of(self.model, x) for x in logits)
-                    compared["probabilities"] = before - after
-                expected = self._features([pixels])[0]
-                compared["features"] = (expected - features[0]) / expected.abs().max().clamp(min=1.0)
-                for what, difference in compared.items():
-                    largest = float(difference.abs().max())
-                    if not largest <= MAX_ENGINE_DIFFERENCE:
-                        raise ConfigError(f"the {what} of the engine differ by {largest:.2g}", where=self.name)
+                self._compute_test_image(faster, max_batch)
                 self.encoder = faster
         except Exception as error:
             log.error("%s continues with torch: %s", self.name, error)

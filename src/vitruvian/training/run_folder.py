@@ -154,6 +154,11 @@ class Run:
         line: Line = read_sealed(self.folder / RESULT_FILE)["evaluation"]
         return line
 
+    def to_json(self) -> dict[str, Any]:
+        """The folder, what it was measured on, the metrics of its weights, and how many images could not be read."""
+        facts = {"folder": str(self.folder), "validation": self.facts["validation"], "unreadable": len(self.unreadable)}
+        return {**facts, "steps": self.facts["steps"], **self.evaluation}
+
     def result(self, *keys: str) -> dict[str, float]:
         """The main metrics of the saved model; empty until the run is complete."""
         if self.state != "done":

@@ -28,7 +28,16 @@ from vitruvian.weights.families.text_towers import (
     tokenizer_files,
     write_text,
 )
-from vitruvian.weights.load import Changes, check_finite, load, locate, open_model, published_name, with_config
+from vitruvian.weights.load import (
+    Changes,
+    check_finite,
+    load,
+    locate,
+    open_model,
+    published_name,
+    with_adapter,
+    with_config,
+)
 from vitruvian.weights.parse import LoadHints
 
 
@@ -237,6 +246,7 @@ def convert(
     patch_size: int | None = None,
     image_size: int | Size | None = None,
     grid: Size | None = None,
+    adapter: str | Path | None = None,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> Certificate:
@@ -252,6 +262,7 @@ def convert(
         labels: Give a CLIP or SigLIP a zero-shot head for these labels.
         template: Prompt template for `labels`.
         half: Store matrices in float16, as in `save`.
+        adapter: Folder of a LoRA adapter to merge into the weights.
         seed: Random seed of the batch.
         progress: Called with a text at each step.
 
@@ -267,7 +278,12 @@ def convert(
     changes = Changes(image_size=image_size, patch_size=patch_size, num_classes=num_classes)
     name = published_name(source)
     hints = LoadHints(num_heads=num_heads, grid=grid, image_size=changes.size, family=family, config=config, name=name)
-    model, source_family = open_model(path, hints, changes)
+    model, source_family = open_model(path, hints, changes if adapter is None else Changes())
+    if adapter is not None:
+        if changes != Changes(image_size=image_size):
+            others = f"{argument('num_classes')} and {argument('patch_size')}"
+            raise ConversionError(f"{others} cannot be combined with {argument('adapter')}")
+        model = with_adapter(model, adapter, image_size=changes.size)
     if labels is not None:
         from vitruvian.weights.zero_shot import with_words
 
@@ -281,6 +297,8 @@ def convert(
         report(f"writing {to} weights")
         text, text_notes = text_to_write(model, new, to)
         notes = [*write(model, new, to, half=half, text=text), *text_notes]
+        notes += ["matrices were rounded to float16"] if half else []
+        notes += [] if adapter is None else [f"with the LoRA adapter {adapter}"]
         report("comparing source and result")
         certificate = Certificate(
             source=str(source),
@@ -289,7 +307,7 @@ def convert(
             destination_family=to,
             **compare(model, load(new), family=to, path=new, seed=seed),
             text_difference=None if text is None else compare_texts(text, new, seed=seed),
-            notes=(*notes, *(["matrices were rounded to float16"] if half else [])),
+            notes=tuple(notes),
             seed=seed,
             source_sha256=source_sha256,
             destination_sha256=digests(new),

@@ -23,6 +23,20 @@ export async function pending(task) {
   }
 }
 
+// The task as a function that counts as pending while it runs.
+export const counted = (task) => (...values) => pending(() => task(...values));
+
+// The task as a function that waits for a pause without another call, pending from the first one on.
+export function afterPause(milliseconds, task) {
+  let newest = 0;
+  return counted(async (...values) => {
+    newest += 1;
+    const call = newest;
+    await new Promise((done) => { setTimeout(done, milliseconds); });
+    if (call === newest) await task(...values);
+  });
+}
+
 // Runs a task and shows its text while it takes longer than a moment.
 export async function busy(text, task) {
   const token = Symbol(text);

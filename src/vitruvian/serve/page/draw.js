@@ -1,5 +1,6 @@
 // A canvas for a digit, brought to the form of the training images: 8 x 8 pixels, filled by the ink, 16 levels.
 
+import { afterPause } from "./api.js";
 import { TEXT } from "./text.js";
 
 const SIDE = 8;
@@ -10,7 +11,10 @@ export function listenForDrawing(use) {
   const paper = document.getElementById("paper");
   const pen = paper.getContext("2d", { willReadFrequently: true });
   let last = null;
-  let timer = 0;
+  const finish = afterPause(PAUSE_MS, async () => {
+    const text = levels(paper);
+    if (text) await use(text);
+  });
 
   function wipe() {
     pen.fillStyle = "#000";
@@ -30,11 +34,7 @@ export function listenForDrawing(use) {
     pen.lineTo(...next);
     pen.stroke();
     last = next;
-    clearTimeout(timer);
-    timer = setTimeout(async () => {
-      const text = levels(paper);
-      if (text) use(text);
-    }, PAUSE_MS);
+    finish();
   }
 
   paper.addEventListener("pointerdown", (event) => { paper.setPointerCapture(event.pointerId); last = null; stroke(event); });

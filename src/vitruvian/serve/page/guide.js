@@ -1,5 +1,7 @@
 // What guides a new visitor: terms with a tooltip, a glossary, a tour and examples with a story.
 
+import { counted } from "./api.js";
+import { sampleFile } from "./input.js";
 import { change } from "./state.js";
 import { TEXT } from "./text.js";
 
@@ -103,13 +105,13 @@ export function makeGuide(offline) {
 export function showStories(kind, tell) {
   found("stories").replaceChildren(...TEXT.storyList[kind].map((story) => {
     const [button, image, title, text] = ["button", "img", "strong", "span"].map((tag) => document.createElement(tag));
-    image.src = kind === "digits" ? `page/digit/${story.sample}` : `page/${story.sample}.jpg`;
+    image.src = sampleFile(story.sample);
     image.alt = "";
     [button.type, title.textContent, text.textContent] = ["button", story.title, story.short];
     const words = document.createElement("span");
     words.append(title, text);
     button.append(image, words);
-    button.addEventListener("click", () => tell(story));
+    button.addEventListener("click", counted(() => tell(story)));
     return button;
   }));
 }

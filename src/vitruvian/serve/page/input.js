@@ -1,6 +1,6 @@
 // Where an image comes from: dropped, pasted, chosen, photographed, or one of the samples.
 
-import { api, pending, Problem, showProblem } from "./api.js";
+import { api, counted, Problem, showProblem } from "./api.js";
 import { percent } from "./predictions.js";
 import { TEXT } from "./text.js";
 
@@ -30,25 +30,28 @@ export async function shrunk(blob, name) {
   return { blob: small, name, scaled: true };
 }
 
+const isDigit = (name) => /^\d$/.test(name);
+export const sampleFile = (name) => `page/${isDigit(name) ? `digit${name}.png` : `${name}.jpg`}`;
+
 export async function sample(name) {
-  const response = await fetch(/^\d$/.test(name) ? `page/digit/${name}` : `page/${name}.jpg`);
+  const response = await fetch(sampleFile(name));
   if (!response.ok) throw new Problem(TEXT.noSample(name));
   return { blob: await response.blob(), name, sample: name };
 }
 
 // Calls `use` with the images that a visitor gives, each as `prepare` returns it.
 export function listenForImages(use, prepare = shrunk) {
-  async function take(files) {
+  const take = counted(async (files) => {
     const images = [...files].filter((file) => !file.type || file.type.startsWith("image/"));
     if (!images.length) {
       if (files.length) showProblem(TEXT.notImage(files[0].name));
       return;
     }
     const chosen = images.slice(0, MOST_IMAGES);
-    const ready = await pending(() => Promise.all(chosen.map((file) => prepare(file, file.name || TEXT.pastedName))));
-    use(ready);
+    const using = use(await Promise.all(chosen.map((file) => prepare(file, file.name || TEXT.pastedName))));
     if (images.length > MOST_IMAGES) showProblem(TEXT.tooMany(MOST_IMAGES));
-  }
+    await using;
+  });
   const drop = element("drop");
   for (const [button, field] of [["choose", "file"], ["photograph", "camera"]]) {
     element(button).addEventListener("click", () => element(field).click());
@@ -71,7 +74,7 @@ export function listenForImages(use, prepare = shrunk) {
 }
 
 // Several images as a strip, each with its best prediction; `labels` is null for a model that makes none.
-export async function showFilm(images, chosen, choose, model, labels) {
+export const showFilm = counted(async (images, chosen, choose, model, labels) => {
   const place = element("film");
   place.hidden = images.length < 2;
   if (place.hidden) return;
@@ -83,7 +86,7 @@ export async function showFilm(images, chosen, choose, model, labels) {
     button.title = image.name;
     button.setAttribute("aria-pressed", String(image === chosen));
     button.append(thumbnail, name);
-    button.addEventListener("click", () => choose(image));
+    button.addEventListener("click", counted(() => choose(image)));
     return button;
   }));
   if (labels === null) return;
@@ -92,7 +95,7 @@ export async function showFilm(images, chosen, choose, model, labels) {
     const name = place.children[i]?.lastElementChild;
     if (name && prediction) name.textContent = `${prediction.label} ${prediction.value === undefined ? percent(prediction.probability) : Number(prediction.value.toPrecision(3))}`;
   });
-}
+});
 
 export function showSamples(names, chosen, choose) {
   const place = element("samples");
@@ -100,14 +103,13 @@ export function showSamples(names, chosen, choose) {
   place.replaceChildren(...names.map((name) => {
     const button = document.createElement("button");
     const thumbnail = document.createElement("img");
-    const digit = /^\d$/.test(name);
-    thumbnail.src = digit ? `page/digit/${name}` : `page/${name}.jpg`;
-    thumbnail.alt = digit ? `sample digit ${name}` : `sample: ${name}`;
+    thumbnail.src = sampleFile(name);
+    thumbnail.alt = isDigit(name) ? `sample digit ${name}` : `sample: ${name}`;
     button.type = "button";
     button.dataset.sample = name;
     button.setAttribute("aria-pressed", String(name === chosen));
     button.append(thumbnail);
-    button.addEventListener("click", () => choose(name));
+    button.addEventListener("click", counted(() => choose(name)));
     return button;
   }));
 }

@@ -1,6 +1,6 @@
 // The page: models, images and controls.
 
-import { api, busy, pending, Problem, saved, showProblem } from "./api.js";
+import { api, busy, counted, Problem, saved, showProblem } from "./api.js";
 import { digitImage, listenForDrawing } from "./draw.js";
 import { patchAt } from "./grid.js";
 import { fillTexts, makeGuide, patchesIn, showStories } from "./guide.js";
@@ -278,14 +278,14 @@ function listenToControls() {
     event.preventDefault(); // the state is in the place of the fragment
     byId("panels").focus();
   });
-  byId("save").addEventListener("click", async () => {
+  byId("save").addEventListener("click", counted(async () => {
     if (!image) return;
     try {
       download(await savedPage(panels), "vitruvian.html");
     } catch (error) {
       showProblem(error instanceof Problem ? error.message : TEXT.notSaved);
     }
-  });
+  }));
   byId("key").addEventListener("submit", (event) => {
     event.preventDefault();
     sessionStorage.setItem("key", byId("key-text").value);
@@ -297,7 +297,7 @@ function listenToControls() {
 
 // A text in a field, selected. Browsers offer the clipboard only over HTTPS and on this computer; elsewhere an older
 // command may work, and otherwise the keys for copying do.
-async function copy(text, failed, note) {
+const copy = counted(async (text, failed, note) => {
   const field = byId("copied-link");
   byId("copied").hidden = false;
   [field.value, field.rows] = [text, text.split("\n").length];
@@ -309,7 +309,7 @@ async function copy(text, failed, note) {
     done = document.execCommand("copy");
   }
   byId("copied-text").textContent = `${done ? TEXT.copied : failed}${note ? `. ${note}` : ":"}`;
-}
+});
 
 const copyLink = () => copy(`${location.href.split("#")[0]}#${stateText()}`, TEXT.copyThisLink, state.image ? TEXT.imageNotPart : "");
 
@@ -339,7 +339,7 @@ function openSaved() {
   for (const id of ["model", "compare"]) byId(id).disabled = true;
 }
 
-async function start() {
+const start = counted(async () => {
   try {
     models = await busy(TEXT.loading, () => api.models());
   } catch (error) {
@@ -357,18 +357,18 @@ async function start() {
   } else if (state.digit) await use(await digitImage(state.digit), { keep: true });
   else if (state.image && !state.sample) waitForImage(true);
   else await useSample(state.sample || (models[0].digits ? "3" : PHOTOS[0]), { keep: true });
-}
+});
 
 fillTexts();
 if (offline) openSaved();
 else {
   readState(location.hash);
   window.addEventListener("hashchange", () => location.reload()); // another link in the same tab
-  listenForImages((images) => pending(() => useOwn(images)));
+  listenForImages(useOwn);
   listenForDrawing(async (text) => use(await digitImage(text)));
 }
 makeGuide(Boolean(offline));
 makeShows();
 listenToState();
 listenToControls();
-pending(start);
+start();

@@ -1,7 +1,7 @@
 // One model: the image and its predictions, the way through it, and the maps of its patches.
 
 import { headline, showPredictions, percent } from "./predictions.js";
-import { api, busy, latest, Problem, saved, showProblem } from "./api.js";
+import { afterPause, api, busy, counted, latest, Problem, saved, showProblem } from "./api.js";
 import { attentionOf, columnOf, headMatrix, rowOf, sinksOf, unpack } from "./arrays.js";
 import { PatchGrid, patchAt } from "./grid.js";
 import { LayerGrid } from "./heads.js";
@@ -38,6 +38,7 @@ export class Panel {
     this.askErased = latest(() => this.loadErased());
     this.askInside = latest(() => this.loadInside());
     this.askStep = latest(() => this.loadStep());
+    this.askScores = afterPause(saved() ? 0 : SCORE_AFTER_MS, (image) => this.loadScores(image));
   }
 
   // The image, unobscured, beside its predictions.
@@ -161,7 +162,7 @@ export class Panel {
       if (!this.vit) return;
       await Promise.all([state.erased ? this.askErased() : this.loadLayers(), this.askInside(), this.askStep(), this.loadHeads(image)]);
       if (this.facts.parameters > MOST_SCORED) this.showScores();
-      else setTimeout(() => this.loadScores(image), saved() ? 0 : SCORE_AFTER_MS);
+      else this.askScores(image);
     } catch (error) {
       await this.inputLoaded;
       this.clear(image);
@@ -315,7 +316,7 @@ export class Panel {
     if (!scores) {
       const button = build("button", "", TEXT.scoreMaps);
       button.type = "button";
-      button.addEventListener("click", () => this.loadScores(this.image));
+      button.addEventListener("click", counted(() => this.loadScores(this.image)));
       this.scoresLine.replaceChildren(button);
       return;
     }

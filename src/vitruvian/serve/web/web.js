@@ -125,7 +125,7 @@ async function start() {
   byId("brush").classList.toggle("erasing", Boolean(about.grid));
   grid.erasing = Boolean(about.grid);
   showSamples(PHOTOS, "", useSample);
-  listenForImages((images) => pending(() => useOwn(images)), (file, name) => ({ blob: file, name }));
+  listenForImages(useOwn, (file, name) => ({ blob: file, name }));
   await useSample(PHOTOS[0]);
 }
 
