@@ -65,6 +65,15 @@ def bundled(folder):
 
 
 @pytest.fixture(scope="module")
+def small_graph(tmp_path_factory):
+    """A folder with the exported graph for single images, which the page then takes as it is."""
+    path = tmp_path_factory.mktemp("graph") / "single.onnx"
+    vt.save(small_vit(), path.parent)
+    vt.export(small_vit(temperature=2.5), path, batch_size=1)
+    return path.parent
+
+
+@pytest.fixture(scope="module")
 def small(folder):
     return vt.export(small_vit(), folder / "small", to="web")
 
@@ -288,14 +297,10 @@ def test_preprocessing_gives_the_same_levels(settings, url, page, small):
         np.testing.assert_allclose(found, image_pixels(image, preprocess).ravel(), atol=atol, rtol=0)
 
 
-def test_the_graph_for_single_images_of_an_optimized_folder_is_taken(runtime, tmp_path, monkeypatch):
+def test_the_graph_for_single_images_of_an_optimized_folder_is_taken(runtime, small_graph, tmp_path, monkeypatch):
     monkeypatch.setattr(web, "BROWSERS", ("no-such-browser",))
-    model = small_vit()
-    vt.save(model, tmp_path / "fast")
-    other = small_vit(temperature=2.5)
-    vt.export(other, tmp_path / "fast" / "single.onnx", batch_size=1)
-    certificate = vt.export(tmp_path / "fast", tmp_path / "site", to="web")
-    assert (tmp_path / "site" / "model.onnx").read_bytes() == (tmp_path / "fast" / "single.onnx").read_bytes()
+    certificate = vt.export(small_graph, tmp_path / "site", to="web")
+    assert (tmp_path / "site" / "model.onnx").read_bytes() == (small_graph / "single.onnx").read_bytes()
     assert certificate.browser_difference is None
     assert certificate.largest_difference == 0
     assert '"temperature": 2.5' in (tmp_path / "site" / "model.json").read_text()
@@ -314,20 +319,20 @@ def test_a_graph_in_int8_computes_the_same_in_the_browser(runtime, browser, tmp_
     assert 0 <= certificate.browser_difference <= 0.01
 
 
-def test_a_missing_browser_is_reported(runtime, tmp_path, monkeypatch, capsys):
+def test_a_missing_browser_is_reported(runtime, small_graph, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(web, "BROWSERS", ("no-such-browser",))
-    vt.export(small_vit(), tmp_path / "site", to="web")
+    vt.export(small_graph, tmp_path / "site", to="web")
     assert "note: the predictions were not compared in a browser" in capsys.readouterr().err
     assert not (tmp_path / "site" / "check.html").exists()
 
 
-def test_predictions_that_differ_are_not_written(runtime, tmp_path, monkeypatch):
+def test_predictions_that_differ_are_not_written(runtime, small_graph, tmp_path, monkeypatch):
     monkeypatch.setattr(web, "predict_in_browser", lambda folder: [1.0] + [0.0] * 6)
     with pytest.raises(ConversionError, match=r"not written, probabilities in the browser differ by 0\.\d+, 0\.01 is"):
-        vt.export(small_vit(), tmp_path / "site", to="web")
+        vt.export(small_graph, tmp_path / "site", to="web")
     monkeypatch.setattr(web, "predict_in_browser", lambda folder: [float("nan")] * 7)
     with pytest.raises(ConversionError, match="differ by nan"):
-        vt.export(small_vit(), tmp_path / "site", to="web")
+        vt.export(small_graph, tmp_path / "site", to="web")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 from vitruvian.config import TOLERANCE, ViTConfig
 from vitruvian.engines.graph import find_graph, open_graph, single_graph
 from vitruvian.engines.runtimes import BATCH_AXIS, FEATURES, Session
-from vitruvian.engines.web import copy_runtime, write_site
+from vitruvian.engines.web import check_page, copy_runtime, write_site
 from vitruvian.errors import ConversionError, UnknownNameError, argument, require
 from vitruvian.files import atomic_path, check_writable
 from vitruvian.model.batching import eval_mode
@@ -147,6 +147,12 @@ def export_site(model: Model | str | Path, path: Path, settings: dict[str, Any])
     if isinstance(model, str | Path) and not any(settings.values()):
         graphs = [single_graph(Path(model).expanduser()), find_graph(model)]
     existing = next((graph for graph in graphs if graph is not None and graph.suffix == ".onnx"), None)
+    if existing is None:
+        if isinstance(model, str | Path):
+            model = load(model, num_heads=settings["num_heads"], image_size=settings["image_size"])
+        size, meta = settings["image_size"], model.meta
+        meta = meta if size is None else meta.replace(preprocess=meta.preprocess.with_image_size(as_size(size)))
+        check_page(meta, model.config.num_classes, settings["batch_size"])
     with atomic_path(path) as new:
         (new / "page").mkdir(parents=True)
         copy_runtime(new / "page")  # first, because it may fail
@@ -156,6 +162,7 @@ def export_site(model: Model | str | Path, path: Path, settings: dict[str, Any])
             shutil.copyfile(existing, new / "model.onnx")
         graph = open_graph(new / "model.onnx")
         if existing is not None:
+            check_page(graph.meta, graph.config.num_classes, graph.graph.single.shape[0])
             shape = (1, graph.config.in_channels, *graph.config.image_size)
             largest = float(graph(torch.zeros(shape)).abs().max())
             same: Any = {"largest_difference": 0.0, "largest_output": largest, "checked": (shape,)}

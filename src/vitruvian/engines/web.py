@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from vitruvian.catalog import title_of
-from vitruvian.config import GraphConfig, ViTConfig
+from vitruvian.config import GraphConfig, ModelMeta, ViTConfig
 from vitruvian.data.preprocess import preprocess_image
 from vitruvian.engines.graph import Graph
 from vitruvian.errors import ConversionError, HubError, argument
@@ -61,17 +61,21 @@ def copy_runtime(folder: Path) -> None:
             raise HubError(reason, where=url, hint=hint) from error
 
 
+def check_page(meta: ModelMeta, num_classes: int, batch_size: int | None) -> None:
+    """Raise ConversionError if a page in the browser cannot run the model."""
+    if num_classes == 0 or meta.score_function == "identity" or batch_size not in (None, 1):
+        reason = "a page in the browser needs a model that predicts classes, one image at a time"
+        raise ConversionError(reason, hint="for a CLIP or SigLIP, `vit convert --labels` makes one")
+    if meta.preprocess.fit == "naflex":
+        raise ConversionError(f"a page in the browser needs one size of images; give {argument('image_size')}")
+
+
 def write_site(folder: Path, graph: Graph) -> float | None:
     """Complete a folder that contains `model.onnx`, and compare its probabilities of a photo with those of the graph.
 
     Returns the largest difference, or None with a note if there is no browser to compute them.
     """
     meta, config, single = graph.meta, graph.config, graph.graph.single
-    if config.num_classes == 0 or meta.score_function == "identity" or single.shape[0] not in (None, 1):
-        reason = "a page in the browser needs a model that predicts classes, one image at a time"
-        raise ConversionError(reason, hint="for a CLIP or SigLIP, `vit convert --labels` makes one")
-    if meta.preprocess.fit == "naflex":
-        raise ConversionError(f"a page in the browser needs one size of images; give {argument('image_size')}")
     package = files("vitruvian")
     shared = [package / "serve" / "page" / name for name in SHARED_FILES]
     for source in (*shared, package / "report/templates/base.css", *(package / "serve" / "web").iterdir()):
