@@ -114,7 +114,7 @@ OPTIONS = {
     "--tome-r --image-size --split --batch-size --num-heads --json",
     "bench": "--model -m --engine --batches --rounds --image --plot --json --num-heads --image-size --tome-r --device "
     "--precision --compile --csv --adapter",
-    "serve": "--model -m --adapter --host --port --batch-size --queue --max-mb --max-seconds --allow-host "
+    "serve": "--watch --model -m --adapter --host --port --batch-size --queue --max-mb --max-seconds --allow-host "
     "--image-size --engine --device --precision --compile --num-heads --tome-r",
     "demo": "--out --set",
 }

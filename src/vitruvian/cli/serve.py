@@ -1,10 +1,13 @@
 """`vit serve`: predictions over HTTP, and a page that shows how the model works."""
 
+import copy
 import ipaddress
 import os
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +21,7 @@ from vitruvian.errors import ConfigError, require
 if TYPE_CHECKING:
     from vitruvian.engines.graph import Graph
     from vitruvian.model.build import Model
+    from vitruvian.serve.watch import WatchedFolder
 
 KEY_VARIABLE = "VITRUVIAN_API_KEY"
 
@@ -35,6 +39,7 @@ def parse_host(text: str) -> str:
 
 MODELS = option("[NAME=]MODEL", "Weights; repeatable [default: a published DeiT III-S].", "--model", "-m")
 ADAPTERS = option("[NAME=]DIR", "A LoRA adapter of --model, served as another model; repeatable.", "--adapter")
+WATCH = option("FOLDER", "Also serve the models in this folder, and follow its changes while the service runs.")
 HOST = option("ADDRESS", "Address to listen on; 0.0.0.0 accepts other machines.", parser=parse_host)
 MAX_SECONDS = option("N", "Time limit for receiving a request, and for its response.", min=0.1)
 ALLOW_HOST = option("NAME", "Host name that clients may use; repeatable.", parser=parse_host)
@@ -45,6 +50,7 @@ def serve(
     options: opt.ModelOptions,
     models: Annotated[list[str] | None, MODELS] = None,
     adapter: Annotated[list[str] | None, ADAPTERS] = None,
+    watch: Annotated[Path | None, WATCH] = None,
     host: Annotated[str, HOST] = "127.0.0.1",
     port: Annotated[int, option("N", "Port; 0 chooses a free one.", min=0, max=65535)] = 8000,
     batch_size: opt.Batch = DEFAULT_BATCH_SIZE,
@@ -56,7 +62,8 @@ def serve(
     """Serve models over HTTP, with a page at / to inspect them.
 
     Several LoRA adapters of one --model share its weights in memory. They are models of their own beside it, and the
-    first of all is the default.
+    first of all is the default. With --watch, each file of weights, model directory and finished run in a folder is
+    served under its name; no request is lost when it is added, replaced or removed.
 
     If the environment variable VITRUVIAN_API_KEY is set, clients must send it as their key. On SIGTERM, accepted
     requests are finished first.
@@ -68,49 +75,76 @@ def serve(
     from vitruvian.machine import choose_device
     from vitruvian.serve.app import serve as run
     from vitruvian.serve.batching import ServiceLimits
+    from vitruvian.serve.watch import WatchedFolder
 
     device = choose_device(options.device, options.engine)
+    engine = torch_engine(options.engine, options.precision, options.compile, device)
+    watched = None if watch is None else WatchedFolder(watch.expanduser(), partial(load_model, options=options))
     with ThreadPoolExecutor(1) as loader:  # whose OpenMP workers end with it; see `serve.batching`
-        loaded = loader.submit(load_models, models, adapter, options).result()
+        loaded = loader.submit(load_models, models or [], adapter or [], watched, options, engine).result()
     run(
         loaded,
         host=host,
         port=port,
         limits=ServiceLimits(batch_size=batch_size, queue=queue, max_bytes=int(max_mb * 1e6), max_seconds=max_seconds),
-        engine=torch_engine(options.engine, options.precision, options.compile, device),
+        engine=engine,
         api_key=os.environ.get(KEY_VARIABLE, ""),
         hosts=tuple(allow_host or ()),
+        watched=watched,
         on_start=lambda url: print(f"serving {url}", file=sys.stderr, flush=True),
     )
 
 
-def load_models(
-    models: list[str] | None, adapters: list[str] | None, options: opt.ModelOptions
-) -> dict[str, "Model | Graph"]:
-    """The models by name, those with an adapter last."""
+def load_model(weights: str | Path, options: opt.ModelOptions) -> "Model | Graph":
+    """A model in memory of its own: the arrays of a loaded file are the file's, which may be overwritten."""
     from vitruvian.engines.graph import Graph
     from vitruvian.inference import Encoder
+    from vitruvian.weights.load import check_finite
+
+    model = Encoder(weights, **vars(options)).model
+    if isinstance(model, Graph):
+        return model
+    check_finite(model, weights)
+    return copy.deepcopy(model)
+
+
+def load_models(
+    models: list[str],
+    adapters: list[str],
+    watched: "WatchedFolder | None",
+    options: opt.ModelOptions,
+    engine: str,
+) -> dict[str, "Model | Graph"]:
+    """The models by name: those of --model, then those with an adapter, then those in a folder."""
+    from vitruvian.engines.graph import Graph
+    from vitruvian.machine import device_of
     from vitruvian.weights.hub import BUNDLED, default_source
     from vitruvian.weights.load import check_finite
 
+    sources: list[tuple[str, str, str | Path]] = [("--model", *name_and_weights(text)) for text in models]
+    sources += [("--adapter", *name_and_weights(text)) for text in adapters]
+    if watched is not None:
+        sources += [("--watch", name, watched.paths[name]) for name in watched.current]
+        if not sources:
+            raise ConfigError("contains no model; give one with --model", where=f"--watch {watched.folder}")
+    elif not sources:
+        default = default_source()
+        name = "in-package" if default == str(BUNDLED) else name_and_weights(default)[0]
+        sources = [("--model", name, default)]
     loaded: dict[str, Model | Graph] = {}
-    for name, weights in map(name_and_weights, models or [default_source()]):
-        name = "in-package" if weights == str(BUNDLED) and not models else name
+    for flag, name, path in sources:
         if name in loaded:
-            raise ConfigError(f"two models are called {name!r}; name them with NAME=MODEL", where="--model")
-        encoder = Encoder(weights, **vars(options))
-        loaded[name] = encoder.model
-        if models and not isinstance(encoder.model, Graph):
-            check_finite(encoder.model, weights)
-    base = next(iter(loaded.values()))
-    for name, folder in map(name_and_weights, adapters or ()):
-        if len(models or ()) != 1 or isinstance(base, Graph):
+            form = "NAME=DIR" if flag == "--adapter" else "NAME=MODEL"
+            raise ConfigError(f"two models are called {name!r}; name them with {form}", where=flag)
+        if flag != "--adapter":
+            loaded[name] = load_model(path, options)
+            continue
+        base = next(iter(loaded.values()), None)
+        if len(models) != 1 or base is None or isinstance(base, Graph):
             raise ConfigError("needs one --model, the weights that the adapters were trained on", where="--adapter")
-        if name in loaded:
-            raise ConfigError(f"two models are called {name!r}; name them with NAME=DIR", where="--adapter")
-        merge = not encoder.engine.startswith("torch")  # other engines export a graph of each model
-        adapted = vt.with_adapter(base, folder, image_size=options.image_size, merge=merge).to(encoder.device)
-        check_finite(adapted, folder)
+        merge = not engine.startswith("torch")  # other engines export a graph of each model
+        adapted = vt.with_adapter(base, path, image_size=options.image_size, merge=merge).to(device_of(base))
+        check_finite(adapted, path)
         loaded[name] = adapted
     return loaded
 

@@ -9,6 +9,7 @@ import json
 import logging
 import socket
 import sys
+import threading
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -54,6 +55,7 @@ from vitruvian.serve.requests import (
     request_schema,
 )
 from vitruvian.serve.service import ServedModel, Service
+from vitruvian.serve.watch import WatchedFolder
 
 log = logging.getLogger("vitruvian.serve")
 
@@ -184,9 +186,9 @@ def add_image_routes(app: FastAPI, service: Service) -> None:
                 names, values, fields = await read(request, options, limits, max_images)
             finally:
                 arriving.discard(request)
-            served = service.find_model(request.path_params.get("name") or fields.model)
-            request.state.model, request.state.images = served.name, len(values)
-            results = await until_disconnect(request, compute(served, values, fields))
+            with service.using(request.path_params.get("name") or fields.model) as served:
+                request.state.model, request.state.images = served.name, len(values)
+                results = await until_disconnect(request, compute(served, values, fields))
             if all("error" in result for result in results):
                 raise Refused(422, results[0]["error"])
             return JSONResponse(respond(served, names, results, fields))
@@ -291,6 +293,7 @@ def serve(
     engine: EngineName = "torch",
     api_key: str = "",
     hosts: tuple[str, ...] = (),
+    watched: WatchedFolder | None = None,
     on_start: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve models over HTTP until SIGTERM or SIGINT.
@@ -302,6 +305,7 @@ def serve(
         api_key: Required from clients, if set.
         hosts: Host names by which clients may address the service, in addition to those of a loopback address. By
             default any, unless `host` is a loopback address.
+        watched: A folder of further models, which are already among `models`; its changes are followed.
         on_start: Called with the URL.
     """
     if not (api_key.isascii() and api_key.isprintable() and api_key == api_key.strip()):
@@ -313,7 +317,7 @@ def serve(
     limits = limits or ServiceLimits()
     access = AccessPolicy(api_key=api_key, hosts=tuple(name.lower() for name in hosts))
     metrics = Metrics()
-    app, _ = create_app(models, limits=limits, access=access, engine=check_engine(engine), metrics=metrics)
+    app, service = create_app(models, limits=limits, access=access, engine=check_engine(engine), metrics=metrics)
     config = uvicorn.Config(
         app,
         http=partial(LimitedConnection, limits, metrics),  # type: ignore[arg-type]
@@ -326,7 +330,11 @@ def serve(
     )
     name = f"[{host}]" if ":" in host else host
     on_start(f"http://{name}:{listener.getsockname()[1]}")
+    stopped = threading.Event()
+    if watched is not None:
+        threading.Thread(target=watched.follow, args=(service, stopped), daemon=True).start()
     uvicorn.Server(config).run(sockets=[listener])
+    stopped.set()
 
 
 def open_socket(host: str, port: int) -> socket.socket:

@@ -84,6 +84,7 @@ class Metrics:
 
     def text(self, accepted: Mapping[str, int]) -> bytes:
         """Prometheus' text format, with the accepted images of each model."""
+        self.accepted.clear()  # of models that are no longer served
         for model, images in accepted.items():
             self.accepted.labels(model).set(images)
         return generate_latest(self.registry)

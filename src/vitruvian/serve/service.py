@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
@@ -70,6 +70,9 @@ class ServedModel:
         self.switch: threading.Thread | None = None
         if engine == "auto" and len(installed()) > 1 and self.encoder.device == "cpu":
             self.switch = threading.Thread(target=self._switch_engine, args=(limits.batch_size,), daemon=True)
+        self.users = 0  # requests; while there are some, the event `unused` is not set
+        self.unused = threading.Event()
+        self.unused.set()
         self.batcher = Batcher(queue=limits.queue, name=name, on_batch=partial(on_batch, name))
         self.classify = BatchFunction(self._logits, limits.batch_size, PARALLEL_BATCHES)
         self.embed = BatchFunction(self._features, limits.batch_size, PARALLEL_BATCHES)
@@ -176,7 +179,11 @@ class Service:
         self, models: Mapping[str, Model | Graph], limits: ServiceLimits, on_batch: OnBatch, engine: EngineName
     ) -> None:
         self.limits = limits
-        self.models = {name: ServedModel(name, model, limits, on_batch, engine) for name, model in models.items()}
+        self._open: Callable[[str, Model | Graph], ServedModel] = partial(
+            ServedModel, limits=limits, on_batch=on_batch, engine=engine
+        )
+        self.models = {name: self._open(name, model) for name, model in models.items()}
+        self._turn = threading.Lock()  # between finding a model and replacing it
         self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
         self._apart = ThreadPoolExecutor(1, thread_name_prefix="decode-apart")  # one other process at a time
         self._costly = 0  # images that wait for it
@@ -195,6 +202,46 @@ class Service:
             served.batcher.stop(self.limits.max_seconds)
         for pool in (self._decoders, self._apart):
             pool.shutdown(wait=False, cancel_futures=True)
+
+    def add(self, name: str, model: Model | Graph) -> None:
+        """Serve a model as soon as it has computed a test image. Requests to a model that it replaces are finished."""
+        served = self._open(name, model)
+        try:
+            served.warm.result()
+        except BaseException:
+            served.batcher.stop()
+            raise
+        self._exchange(self.models | {name: served})
+
+    def remove(self, name: str) -> bool:
+        """Finish the requests to a model and serve it no longer, unless there is no other."""
+        others = {other: served for other, served in self.models.items() if other != name}
+        if others:
+            self._exchange(others)
+        return bool(others)
+
+    def _exchange(self, models: dict[str, ServedModel]) -> None:
+        with self._turn:
+            retired = [served for name, served in self.models.items() if models.get(name) is not served]
+            self.models = models
+        for served in retired:
+            served.unused.wait()
+            served.batcher.stop()
+
+    @contextmanager
+    def using(self, name: str | None) -> Iterator[ServedModel]:
+        """The model of this name, which accepts images until the block ends, also if it is replaced meanwhile."""
+        with self._turn:
+            served = self.find_model(name)
+            served.users += 1
+            served.unused.clear()
+        try:
+            yield served
+        finally:
+            with self._turn:
+                served.users -= 1
+                if not served.users:
+                    served.unused.set()
 
     def find_model(self, name: str | None) -> ServedModel:
         """The model of this name, by default the first."""
