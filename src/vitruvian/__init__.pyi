@@ -23,6 +23,8 @@ from .evaluation.evaluate import evaluate as evaluate
 from .evaluation.probe import probe as probe
 from .explain import Explainer as Explainer
 from .explain import MapSettings as MapSettings
+from .explain.anomaly import AnomalyDetector as AnomalyDetector
+from .explain.anomaly import train_anomaly_detector as train_anomaly_detector
 from .explain.segment import Segmenter as Segmenter
 from .explain.segment import train_segmenter as train_segmenter
 from .inference import Classifier as Classifier

@@ -74,16 +74,21 @@ def make_images(root: Path) -> None:
 
 
 def make_masks(root: Path) -> None:
-    """Images of a bright and a dark half, with masks and polygons of the dark one."""
+    """Images of a bright and a dark half, with masks and polygons of the dark one; gray images, some half bright."""
     left = {"category_id": 1, "segmentation": [[0, 0, 15, 0, 15, 31, 0, 31]]}
     coco: dict[str, list[object]] = {"categories": [{"id": 1, "name": "dark"}], "images": [], "annotations": []}
-    for name in ("scenes", "masks"):
-        (root / name).mkdir()
+    for name in ("scenes", "masks", "parts/good", "parts/scratched", "truth/scratched"):
+        (root / name).mkdir(parents=True)
     for index in range(3):
         dark = np.zeros((32, 32), np.uint8)
         dark[:, :16] = 1
         Image.fromarray(dark).save(root / "masks" / f"{index}.png")
         Image.fromarray(200 - 150 * dark).convert("RGB").save(root / "scenes" / f"{index}.png")
+        Image.fromarray(dark).save(root / "truth" / "scratched" / f"{index}_mask.png")
+        for name in ("good", "scratched"):
+            Image.fromarray(100 + 2 * index + 150 * (name != "good") * dark).save(
+                root / "parts" / name / f"{index}.png"
+            )
         coco["images"].append({"id": index, "file_name": f"{index}.png", "width": 32, "height": 32})
         coco["annotations"].append({"image_id": index, **left})
     (root / "coco.json").write_text(json.dumps(coco))

@@ -32,6 +32,7 @@ EXPLAINED = {
     "predictions": [("cat", percent_bar(91.25)), ("dog", percent_bar(8.0))],
     "deletion": CHART,
 }
+FOUND = {"pictures": {"a.jpg": IMAGE, "map of a.jpg": IMAGE}, "score": 0.6, "is_anomalous": True}
 SEGMENTED = {"name": "cat.jpg", "pictures": {"mask": IMAGE, "prediction": IMAGE}, "iou": "71.3"}
 FAILED = {**EXPLAINED, "path": "broken.jpg", "error": "not an image"}
 
@@ -173,6 +174,15 @@ PAGES = {
         "unreadable_images": UNREADABLE,
     },
     "review.html": {"items": [], "content": {}},
+    "anomaly.html": {
+        "above": 1,
+        "images": "2 images",
+        "threshold": 0.5,
+        "measured": {"image_auroc": 90.0, "interval": (80.0, 95.0), "pixel_auroc": 95.0, "pro": 80.0},
+        "chart": CHART,
+        "shown": [FOUND, FOUND | {"is_anomalous": False}],
+        "notes": ["one note"],
+    },
     "segment.html": {
         "mean": ("mean of the classes", 71.25, (60.0, 80.0)),
         "classes": [(IMAGE, "cat", percent_bar(70.0, (60, 80))), ("", "mean of the classes", percent_bar(71.25))],

@@ -18,7 +18,7 @@ from vitruvian.cli.explain import explain
 from vitruvian.cli.models import convert, export, models, push
 from vitruvian.cli.options import Command
 from vitruvian.cli.predict import embed, predict, similar
-from vitruvian.cli.segment import segment
+from vitruvian.cli.segment import anomaly, segment
 from vitruvian.cli.serve import serve
 from vitruvian.cli.train import finetune, study, train
 from vitruvian.errors import Interrupted, VitruvianError
@@ -31,6 +31,7 @@ GROUPS: dict[str, dict[Callable[..., None], str]] = {
         predict: "vit predict photos/ --model runs/photos-1 --out labels.csv",
         explain: "vit explain cat.jpg --model runs/photos-1",
         segment: "vit segment photos/ --masks masks/ --model W --out cats/",
+        anomaly: "vit anomaly --good good/ --model W --out detector/",
         embed: "vit embed photos/ --model W.safetensors --out vectors/",
         similar: "vit similar cat.jpg --in vectors/ --top 20",
         serve: "vit serve --model runs/photos-1 --port 8000",

@@ -1,4 +1,4 @@
-"""`vit segment`: train a segmenter on a few masks, or segment images with one."""
+"""`vit segment` and `vit anomaly`: what patch tokens show, after a few masks or good images."""
 
 import json
 from functools import partial
@@ -89,3 +89,88 @@ def segment_paths(segmenter: "vt.Segmenter", images: list[str], out: Path, *, as
             shares = ", ".join(f"{printable(name)} {share:.1%}" for name, share in found["shares"].items() if share)
             print(f"{printable(found['path'])}: {shares}; {printable(found['mask'])}", flush=True)
     finish(failed, len(images))
+
+
+GOOD = option("DIR", "Train on the good images in this folder; repeatable.", "--good")
+TRUTH = option("MASKS", "Measure on these: PNG masks, not black where IMAGES have an anomaly.", exists=True)
+KEPT = option("N", "Maximum number of patches of good images to keep [default: 10000].", min=1)
+FALSE_ALARMS = option("SHARE", "Fraction of good images above the threshold [default: 0.05].", min=0.0, max=1.0)
+COMPARED = option("N,N", "Layers to compare [default: at half, three quarters, the end].", parser=parse_layers)
+
+
+def anomaly(
+    model: Annotated[str, option("MODEL", f"Weights: {opt.WEIGHTS}. Or a detector, to use it.", "--model", "-m")],
+    out: Annotated[Path, option("DIR", "Folder of the new detector, or of the results.", file_okay=False)],
+    paths: Annotated[list[str] | None, IMAGES] = None,
+    good: Annotated[list[str] | None, GOOD] = None,
+    masks: Annotated[Path | None, TRUTH] = None,
+    layers: Annotated[Any, COMPARED] = None,
+    tile: Annotated[int | None, TILE] = None,
+    patches: Annotated[int | None, KEPT] = None,
+    false_alarms: Annotated[float | None, FALSE_ALARMS] = None,
+    image_size: opt.ImageSize = None,
+    device: opt.Device = "auto",
+    as_json: Annotated[
+        bool, flag("--json", "Print JSON: the detector, or one object per image and the measurement.")
+    ] = False,
+) -> None:
+    """Find what good images do not show, without examples of it.
+
+    With --good, it makes a detector; otherwise it scores IMAGES with the one that --model names.
+    """
+    training = {
+        "layers": layers,
+        "tile": tile,
+        "patches": patches,
+        "false_alarms": false_alarms,
+        "image_size": image_size,
+    }
+    training = {name: value for name, value in training.items() if value is not None}
+    if good and (paths or masks):
+        raise typer.BadParameter("makes a detector; score IMAGES with it in a second command", param_hint="--good")
+    if not good and not paths:
+        raise typer.BadParameter("give images to score, or --good to make a detector", param_hint="IMAGES")
+    if not good and training:
+        flags = f"--{next(iter(training)).replace('_', '-')}"
+        raise typer.BadParameter("applies to --good; the detector has its own", param_hint=flags)
+    import_torch()
+    from vitruvian.data.folder import find_images
+    from vitruvian.explain.anomaly import Anomalies, find_anomalies, measure
+
+    settings_file = vt.AnomalyDetector.SETTINGS
+    if (Path(model).expanduser() / settings_file).is_file() is bool(good):
+        reason = "a detector; --good needs the weights of a ViT" if good else "no detector; --good makes one"
+        raise typer.BadParameter(f"{model} is {reason}", param_hint="--model")
+    if not (out / (settings_file if good else "overlays")).exists():  # from an earlier run, which is replaced
+        check_new(out, "choose another folder")
+    follow = partial(track, label="images")
+    if good:
+        trained = vt.train_anomaly_detector(find_images(good), model, device=device, track=follow, **training)
+        trained.save(out)
+        detector, above = trained.detector, sum(finding.is_anomalous for finding in trained.findings)
+        text = f"threshold {detector.threshold:.4f}: {above} of {len(trained.findings)} good images are above it"
+        print(json.dumps(trained.to_json()) if as_json else f"{text}; {len(detector.bank):,} patches kept")
+        print_notes(trained.notes)
+        print_status(f"wrote the detector and its report to {out}")
+        return
+    detector, images, findings = vt.AnomalyDetector.load(model, device=device), find_images(paths or []), []
+    for finding in track(find_anomalies(detector, images, out), len(images), "images"):
+        findings.append(finding)
+        if as_json:
+            print(json.dumps(finding.to_json()), flush=True)
+        elif finding.error:
+            print_status(f"error: {finding.error}")
+        else:
+            verdict = ": anomalous" if finding.is_anomalous else ""
+            print(f"{printable(finding.path)}: {finding.score:.4f}{verdict}", flush=True)
+    found = Anomalies(detector=detector, findings=findings, measured=measure(findings, masks))
+    found.write(out)
+    if found.measured and as_json:
+        print(json.dumps(found.measured))
+    elif found.measured:
+        names = {"image_auroc": "image AUROC", "pixel_auroc": "pixel AUROC", "pro": "PRO"}
+        values = [f"{name} {found.measured[key]:.1f} %" for key, name in names.items() if key in found.measured]
+        values[0] += " (95% interval: {:.1f} to {:.1f})".format(*found.measured["interval"])
+        print(", ".join(values))
+    print_status(f"wrote the maps and the report to {out}")
+    finish(sum(bool(finding.error) for finding in findings), len(images))
