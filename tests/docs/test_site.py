@@ -26,20 +26,8 @@ from vitruvian.training.planning import cluster_lines, cluster_plan
 
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 TASK_PAGES = [
-    *(
-        "predict",
-        "explain",
-        "segment",
-        "anomaly",
-        "zero_shot",
-        "serving",
-        "speed",
-        "export",
-        "optimize",
-        "bulk",
-        "doctor",
-        "pack",
-    ),
+    *("predict", "explain", "segment", "anomaly", "zero_shot", "serving"),
+    *("speed", "export", "optimize", "bulk", "doctor", "pack"),
     *("training", "finetune", "masked", "machines", "evaluate", "compare", "probe", "study", "advise"),
 ]
 COMMANDS = {"serving": "serve", "training": "train"} | {

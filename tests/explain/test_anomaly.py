@@ -15,7 +15,7 @@ from vitruvian.errors import ConfigError, DataError
 from vitruvian.explain.anomaly import (
     Anomalies,
     AnomalyDetector,
-    Finding,
+    ScoredImage,
     choose_coreset,
     find_anomalies,
     find_masks,
@@ -171,7 +171,7 @@ def test_what_cannot_be_trained_or_measured_is_named(scene, tmp_path):
     for wrong in ({"patches": 0}, {"false_alarms": 2}, {"tile": -1}, {"layers": [9]}):
         with pytest.raises(ConfigError):
             train_anomaly_detector(images, model, **wrong)
-    findings = [Finding(path, size=(48, 31)) for path in images_of(scene / "test")]
+    findings = [ScoredImage(path, size=(48, 31)) for path in images_of(scene / "test")]
     with pytest.raises(DataError, match="the mask has 48 x 32 pixels, the image 48 x 31"):
         measure(findings, scene / "ground_truth")
     with pytest.raises(DataError, match="no image has a mask of its name"):

@@ -49,7 +49,7 @@ NUMBERS = "anomaly.json"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Finding:
+class ScoredImage:
     """How far the patches of an image are from those of good images, or the error that prevented it."""
 
     path: str
@@ -87,13 +87,13 @@ class AnomalyDetector(PatchModel):
     def _parse(cls, stored: dict[str, Any]) -> dict[str, Any]:
         return {name: float(stored[name]) for name in ("threshold", "typical")}
 
-    def check(self, image: ImageInput) -> Finding:
+    def check(self, image: ImageInput) -> ScoredImage:
         """Score an image. Raises ImageError if it cannot be read."""
         decoded = decode(image)
         finding = score(image_name(image), self.tokens(decoded), self.bank, decoded.size)
         return replace(finding, is_anomalous=finding.score > self.threshold)
 
-    def paint(self, image: Image.Image, finding: Finding) -> Image.Image:
+    def paint(self, image: Image.Image, finding: ScoredImage) -> Image.Image:
         """The map over the image, at a size for the screen; colors mean the same for all images."""
         shown = resize_for_display(image)
         heat = (finding.pixels() - self.typical) / (SCALE * max(self.threshold - self.typical, 1e-6))
@@ -102,7 +102,7 @@ class AnomalyDetector(PatchModel):
         return Image.fromarray(np.rint(mixed).astype(np.uint8))
 
 
-def score(path: str, parts: Sequence[Part], bank: Tensor, size: Size) -> Finding:
+def score(path: str, parts: Sequence[Part], bank: Tensor, size: Size) -> ScoredImage:
     """The distances of the patches to the nearest in `bank`: one minus the cosine similarity."""
     distances = []
     for box, tokens in parts:
@@ -111,7 +111,7 @@ def score(path: str, parts: Sequence[Part], bank: Tensor, size: Size) -> Finding
         distances.append((box, (1 - torch.cat(nearest)).clamp(min=0).view(*tokens.shape[:2], 1)))
     values = torch.cat([grid.flatten() for _, grid in distances])
     most = values.topk(ceil(MOST_DISTANT * len(values))).values.mean()
-    return Finding(path, float(most), parts=distances, size=size)
+    return ScoredImage(path, float(most), parts=distances, size=size)
 
 
 def choose_coreset(tokens: Tensor, count: int) -> Tensor:
@@ -148,7 +148,7 @@ class Anomalies:
     """What a detector found in images. `train_anomaly_detector` scores its good images by the patches of others."""
 
     detector: AnomalyDetector
-    findings: Sequence[Finding]
+    findings: Sequence[ScoredImage]
     notes: Sequence[str] = ()
     measured: dict[str, Any] = field(default_factory=dict)  # AUROC and PRO in percent, if the truth is known
 
@@ -242,7 +242,7 @@ def train_anomaly_detector(
     if len(n_parts := [parts for *_, parts in read]) < 2:
         raise DataError(f"{plural(len(read), 'good image')}; a threshold needs at least two")
     fold_of = np.random.default_rng(0).permutation(len(read)) % min(FOLDS, len(read))
-    held_out: dict[int, Finding] = {}
+    held_out: dict[int, ScoredImage] = {}
     for fold in track(range(min(FOLDS, len(read))), min(FOLDS, len(read))):
         bank = build_bank([n_parts[index] for index in np.flatnonzero(fold_of != fold)], patches)
         for index in np.flatnonzero(fold_of == fold).tolist():
@@ -264,14 +264,14 @@ def train_anomaly_detector(
     return Anomalies(detector=detector, findings=findings, notes=tuple(notes))
 
 
-def find_anomalies(detector: AnomalyDetector, images: Sequence[str], out: Path) -> Iterator[Finding]:
+def find_anomalies(detector: AnomalyDetector, images: Sequence[str], out: Path) -> Iterator[ScoredImage]:
     """Score images, and write the map of each over it into the folder `overlays` in `out`."""
     digits = len(str(len(images)))
     for position, path in enumerate(images, 1):
         try:
             image = decode(path)
         except ImageError as error:
-            yield Finding(path, error=str(error))
+            yield ScoredImage(path, error=str(error))
             continue
         finding = replace(detector.check(image), path=path)
         name = f"{position:0{digits}d}-{file_name(Path(path).stem)}.png"
@@ -279,7 +279,7 @@ def find_anomalies(detector: AnomalyDetector, images: Sequence[str], out: Path) 
         yield finding
 
 
-def measure(findings: Sequence[Finding], masks: Path | None = None) -> dict[str, Any]:
+def measure(findings: Sequence[ScoredImage], masks: Path | None = None) -> dict[str, Any]:
     """AUROC of images with its 95% interval, and of pixels, and PRO, in percent; nothing if the truth is not known.
 
     Args:
