@@ -92,7 +92,7 @@ OPTIONS = {
     "--json --num-heads --image-size --adapter --device --engine --precision "
     "--compile --tome-r",
     "anomaly": "--good --masks --layers --tile --patches --false-alarms --model -m --out --image-size --device --json",
-    "segment": "--masks --classes --layers --tile --model -m --out --image-size --device --json",
+    "segment": "--masks --classes --layers --tile --polygons --model -m --out --image-size --device --json",
     "study table2": "--models --tasks --out --set --json --quick --recipe --seeds --data-root",
     "study table5": "--models --tasks --out --set --json --quick --recipe --seeds --data-root",
     "study vtab": "--models --out --set --json --quick --recipe --seeds --data-root",

@@ -37,6 +37,12 @@ def test_a_segmenter_is_trained_and_used(vit, weights, scene):
     assert code == 0, err
     assert out.splitlines()[0].startswith(f"{scene / 'images' / '0.jpg'}: background ")
     assert (scene / "out" / "masks" / "0.png").is_file()
+    assert not (scene / "out" / "polygons.json").exists()
+    polygons = ["segment", scene / "images", "--model", scene / "segmenter", "--out", scene / "out", "--polygons"]
+    assert vit(*polygons)[0] == 0
+    written = json.loads((scene / "out" / "polygons.json").read_text())
+    assert [image["file_name"] for image in written["images"]] == ["0.jpg", "1.jpg", "2.jpg", "other.jpg"]
+    assert written["categories"] == [{"id": 2, "name": "dark"}]
     (scene / "broken.jpg").touch()
     code, out, err = vit(
         "segment", scene / "broken.jpg", "--model", scene / "segmenter", "--out", scene / "x", "--json"
@@ -66,6 +72,9 @@ def test_wrong_use_is_one_line(vit, weights, scene):
     code, _, err = vit("segment", images, "--model", weights, *out, "--masks", scene / "masks", "--layers", "a")
     assert code == 2
     assert "'a' is not a list of layers such as 5,8,11" in err
+    code, _, err = vit("segment", images, "--model", weights, *out, "--masks", scene / "masks", "--polygons")
+    assert code == 2
+    assert "is about predictions; leave out --masks" in err
     code, _, err = vit("segment", images, "--model", weights, *out, "--masks", scene / "nothing")
     assert (code, len(err.splitlines())) == (1, 1)
     assert "no masks (*.png)" in err

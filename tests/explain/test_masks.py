@@ -1,13 +1,15 @@
 """Masks: indices, colors and COCO polygons."""
 
 import json
+from itertools import chain
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
 
 from vitruvian.errors import DataError
-from vitruvian.explain.masks import IGNORED, open_masks
+from vitruvian.explain.masks import IGNORED, CocoPolygons, open_masks
 
 
 def save(path, pixels):
@@ -116,3 +118,23 @@ def test_missing_and_damaged_masks_are_named(tmp_path):
     (tmp_path / "a.png").write_bytes(b"\x89PNG broken")
     with pytest.raises(DataError, match=r"a.png: damaged mask: "):
         open_masks(tmp_path)
+
+
+@pytest.mark.parametrize("smooth", [0.1, 1.0, 4.0])
+def test_polygons_that_are_written_are_read_as_the_same_mask(smooth, tmp_path):
+    """Also regions with holes, of a single pixel, and in one another."""
+    rng, masks, written = np.random.default_rng(0), {}, CocoPolygons(["background", "b", "c"])
+    for name in ("0.png", "1.png", "2.png"):
+        noise = cv2.GaussianBlur(rng.normal(size=(40, 60)).astype(np.float32), (0, 0), smooth)
+        masks[name] = np.digitize(noise, np.quantile(noise, [0.4, 0.7])).astype(np.uint8)
+        written.add(name, masks[name])
+    (tmp_path / "coco.json").write_text(json.dumps(written.to_json()))
+    opened = open_masks(tmp_path / "coco.json")
+    assert opened.classes == ("background", "b", "c")
+    for name, mask in masks.items():
+        np.testing.assert_array_equal(opened.read(tmp_path / name, (60, 40)), mask)
+    annotation = written.to_json()["annotations"][0]
+    left, top, width, height = annotation["bbox"]
+    x, y = np.array(list(chain(*annotation["segmentation"]))).reshape(-1, 2).T
+    assert (x.min(), y.min(), x.max(), y.max()) == (left, top, left + width - 1, top + height - 1)
+    assert sum(each["area"] for each in written.to_json()["annotations"]) == sum((m > 0).sum() for m in masks.values())

@@ -35,6 +35,7 @@ def segment(
     classes: Annotated[str | None, CLASSES] = None,
     layers: Annotated[Any, LAYERS] = None,
     tile: Annotated[int | None, TILE] = None,
+    polygons: Annotated[bool, flag("--polygons", "Also write the predictions as COCO polygons.")] = False,
     image_size: opt.ImageSize = None,
     device: opt.Device = "auto",
     as_json: Annotated[bool, flag("--json", "Print JSON: the measurement, or one object per image.")] = False,
@@ -51,13 +52,17 @@ def segment(
     if is_segmenter is (masks is not None):
         reason = "a segmenter; --masks needs the weights of a ViT" if masks else "no segmenter; --masks trains one"
         raise typer.BadParameter(f"{model} is {reason}", param_hint="--model")
+    if masks and polygons:
+        raise typer.BadParameter("is about predictions; leave out --masks", param_hint="--polygons")
     if not (out / (settings_file if masks else "overlays")).exists():  # from an earlier run, which is replaced
         check_new(out, "choose another folder")
     if masks is None:
         given = {"--classes": classes, "--layers": layers, "--tile": tile, "--image-size": image_size}
         if stored := [name for name, value in given.items() if value is not None]:
             raise typer.BadParameter("applies to training; the segmenter has its own", param_hint=stored[0])
-        segment_paths(vt.Segmenter.load(model, device=device), find_images(paths), out, as_json=as_json)
+        segment_paths(
+            vt.Segmenter.load(model, device=device), find_images(paths), out, polygons=polygons, as_json=as_json
+        )
         return
     settings: Any = {"classes": split_names(classes or ""), "layers": layers or (), "tile": tile, "device": device}
     follow = partial(track, label="images")
@@ -74,12 +79,12 @@ def segment(
     print_status(f"wrote the segmenter and its report to {out}")
 
 
-def segment_paths(segmenter: "vt.Segmenter", images: list[str], out: Path, *, as_json: bool) -> None:
+def segment_paths(segmenter: "vt.Segmenter", images: list[str], out: Path, *, polygons: bool, as_json: bool) -> None:
     """Segment the images, and print the shares of the classes and the mask of each."""
     from vitruvian.explain.segment import segment_images
 
     failed = 0
-    for found in track(segment_images(segmenter, images, out), len(images), "images"):
+    for found in track(segment_images(segmenter, images, out, polygons=polygons), len(images), "images"):
         failed += "error" in found
         if as_json:
             print(json.dumps(found), flush=True)

@@ -1,4 +1,4 @@
-"""Masks of images, read from PNG files or from COCO polygons."""
+"""Masks of images: read from PNG files or COCO polygons, and written as polygons."""
 
 import re
 from collections import Counter
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from vitruvian.data.decode import identify, reason
-from vitruvian.errors import DataError
+from vitruvian.errors import DataError, require
 from vitruvian.files import read_object
 from vitruvian.text import brief, describe_error
 
@@ -156,3 +156,46 @@ def open_coco_masks(path: Path) -> Masks:
         return np.asarray(mask)
 
     return Masks(names, {stem: partial(draw, stem) for stem in sizes})
+
+
+class CocoPolygons:
+    """Masks as COCO polygons, an annotation per connected region of a class; the background has none."""
+
+    def __init__(self, classes: Sequence[str]) -> None:
+        self.cv2 = require("cv2", "train")
+        self.categories = {index: name for index, name in enumerate(classes) if name != BACKGROUND}
+        self.images: list[dict[str, Any]] = []
+        self.annotations: list[dict[str, Any]] = []
+
+    def add(self, name: str, mask: Mask) -> None:
+        """Add the mask of the image with this file name."""
+        image = {"id": len(self.images), "file_name": name, "width": mask.shape[1], "height": mask.shape[0]}
+        self.images.append(image)
+        for index in self.categories:
+            count, regions, facts, _ = self.cv2.connectedComponentsWithStats((mask == index).astype(np.uint8))
+            for region in range(1, count):
+                left, top, width, height, area = facts[region].tolist()
+                part = (regions[top : top + height, left : left + width] == region).astype(np.uint8)
+                ids = {"id": len(self.annotations) + 1, "image_id": image["id"], "category_id": index + 1}
+                shape = {"bbox": [left, top, width, height], "area": area, "segmentation": outline(part, left, top)}
+                self.annotations.append(ids | shape | {"iscrowd": 0})
+
+    def to_json(self) -> dict[str, Any]:
+        categories = [{"id": index + 1, "name": name} for index, name in self.categories.items()]
+        return {"images": self.images, "annotations": self.annotations, "categories": categories}
+
+
+def outline(region: NDArray[np.uint8], left: int, top: int) -> list[list[int]]:
+    """Polygons through the outer pixels of a region, moved by `left` and `top`; one with a hole is cut there."""
+    cv2 = require("cv2", "train")
+    contours, hierarchy = cv2.findContours(region, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
+    polygons = list[list[int]]()
+    for contour, (_, _, hole, parent) in zip(contours, hierarchy[0]):
+        if parent < 0 and hole >= 0:
+            cut = int(contours[hole][:, 0, 0].mean())
+            inside = cv2.drawContours(np.zeros_like(region), [contour], -1, 1, cv2.FILLED) & region
+            polygons += outline(inside[:, :cut], left, top) + outline(inside[:, cut:], left + cut, top)
+        elif parent < 0:
+            points = contour[:, 0] + (left, top)
+            polygons.append(np.resize(points, (max(3, len(points)), 2)).ravel().tolist())
+    return polygons

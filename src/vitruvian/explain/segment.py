@@ -17,7 +17,7 @@ from vitruvian.data.preprocess import resize_for_display
 from vitruvian.errors import DataError, ImageError
 from vitruvian.evaluation.metrics import Interval, bootstrap
 from vitruvian.evaluation.probe_classifiers import fit_ridge
-from vitruvian.explain.masks import BACKGROUND, IGNORED, Mask, open_masks
+from vitruvian.explain.masks import BACKGROUND, IGNORED, CocoPolygons, Mask, open_masks
 from vitruvian.explain.patches import MOST_PATCHES, Part, PatchModel, open_reader, to_pixels
 from vitruvian.files import write_json, write_text
 from vitruvian.progress import Track, no_tracking
@@ -32,7 +32,7 @@ from vitruvian.text import plural
 FOLDS = 5
 SHOTS = (1, 5, 10, 50)  # numbers of masks to train on, to see how many are needed
 MOST_SHOWN = 6  # maximum number of images on the page
-NUMBERS = "segment.json"
+NUMBERS, POLYGONS = "segment.json", "polygons.json"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -273,14 +273,17 @@ def cross_validate(examples: Sequence[Example], K: int) -> tuple[list[Mask], NDA
     return predictions, by_count[least], curve
 
 
-def segment_images(segmenter: Segmenter, images: Sequence[str], out: Path) -> Iterator[dict[str, Any]]:
-    """Segment images, write a mask (indices) and an overlay of each.
+def segment_images(
+    segmenter: Segmenter, images: Sequence[str], out: Path, *, polygons: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Segment images, write a mask (indices) and an overlay of each, and COCO polygons of all if `polygons`.
 
     Yields:
         For each image its path with the share of each class and the files, or with an error.
     """
     if len({Path(image).stem for image in images}) < len(images):
         raise DataError("two images have the same name, and so would their masks", where=out)
+    regions = CocoPolygons(segmenter.classes) if polygons else None
     for path in images:
         try:
             image = decode(path)
@@ -292,5 +295,9 @@ def segment_images(segmenter: Segmenter, images: Sequence[str], out: Path) -> It
         indexed.putpalette(segmenter.colors().flatten().tolist())
         files = {"mask": indexed, "overlay": segmenter.paint(image, mask)}
         written = {kind: str(write_image(out / f"{kind}s" / name, picture)) for kind, picture in files.items()}
+        if regions is not None:
+            regions.add(Path(path).name, mask)
         counts = np.bincount(mask.ravel(), minlength=len(segmenter.classes)) / mask.size
         yield {"path": path, "shares": dict(zip(segmenter.classes, counts.tolist())), **written}
+    if regions is not None:
+        write_json(out / POLYGONS, regions.to_json())
