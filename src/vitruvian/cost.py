@@ -64,8 +64,6 @@ def multiply_adds(config: ModelConfig, image_size: int | Size | None = None) -> 
         count += products * tokens * attended * A
         if config.pos_embed == "relative":
             count += tokens * (2 * tokens - 1) * A
-        if config.rope is not None and config.rope.kind == "mixed":
-            count += patches * A
     return count + (2 * config.width * (patches + config.pool_prefix * config.prefix_tokens)) * (config.pool == "map")
 
 

@@ -6,7 +6,8 @@ import scipy.ndimage
 import torch
 import torch.nn.functional as F
 
-from vitruvian.model.positions import interpolate_positions, sincos_positions
+from vitruvian.config import RopeConfig, ViTConfig
+from vitruvian.model.positions import Rotary, interpolate_positions, sincos_positions
 from vitruvian.model.vit import resize_patch_kernel
 
 
@@ -107,3 +108,17 @@ def test_an_enlarged_patch_kernel_answers_an_enlarged_patch_alike(method):
     old = F.conv2d(image, kernel)
     new = F.conv2d(enlarged, resize_patch_kernel(kernel, 16, method))
     torch.testing.assert_close(new, old, atol=1e-4, rtol=1e-4)  # pseudo-inverse of a 64 x 256 matrix
+
+
+@pytest.mark.parametrize("kind", ["axial", "normalized", "mixed"])
+def test_rotations_are_computed_in_float32_in_lower_precision(kind):
+    config = ViTConfig(image_size=(320, 480), width=32, num_heads=2, rope=RopeConfig(kind=kind, half=kind != "axial"))
+    rotary = Rotary(config)
+    for frequencies in rotary.parameters():
+        torch.nn.init.uniform_(frequencies, -3, 3, generator=torch.Generator().manual_seed(0))
+    rotary.bfloat16()
+    q = torch.randn(2, 2, 1 + 20 * 30, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        rotated, _ = rotary.rotate(q, q, (20, 30))
+    exact, _ = rotary.float().rotate(q.float(), q.float(), (20, 30))
+    assert torch.equal(rotated, exact.bfloat16())

@@ -40,10 +40,10 @@ def test_a_view_that_is_stated_in_part_has_timms_defaults(tmp_path):
     assert view.scaled_size == (36, 36)  # 32 / 0.875
 
 
-def test_an_image_that_is_not_square_is_resized_bilinearly_as_timm_does(tmp_path):
+def test_an_image_that_is_not_square_is_resized_as_stated_which_timm_does_since_1_0_31(tmp_path):
     cfg = CFG | {"input_size": [3, 32, 48], "interpolation": "bicubic"}
     view = load(written(tmp_path, {"pretrained_cfg": cfg}, size=(32, 48))).meta.preprocess
-    assert (view.interpolation, view.scaled_size) == ("bilinear", (35, 53))
+    assert (view.interpolation, view.scaled_size) == ("bicubic", (35, 53))
 
 
 def test_settings_of_earlier_versions_stand_beside_the_architecture(tmp_path):

@@ -223,11 +223,14 @@ class Rotary(AttentionPosition):
             self.frequencies = nn.Parameter(torch.empty(2, config.num_heads, self.size // 2))
 
     def rotate(self, q: Tensor, k: Tensor, grid: Size) -> tuple[Tensor, Tensor]:
-        sin, cos = (table.to(q) for table in self.tables(grid))
+        sin, cos = (table.to(q.device) for table in self.tables(grid))
         return self.apply_rotation(q, sin, cos), self.apply_rotation(k, sin, cos)
 
     def apply_rotation(self, x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
-        """Turn each pair of channels: two halves of the channels, or neighbors, by `RopeConfig.half`."""
+        """Turn each pair of channels: two halves of the channels, or neighbors, by `RopeConfig.half`.
+
+        The angles, and thus the products, are in float32 or better, whatever the precision of `x`.
+        """
         T = self.prefix
         patches = x[:, :, T:]
         if self.rope.half:
@@ -235,15 +238,16 @@ class Rotary(AttentionPosition):
             turned = torch.cat([-second, first], dim=-1)
         else:
             turned = torch.stack([-patches[..., 1::2], patches[..., ::2]], dim=-1).flatten(-2)
-        patches = patches * cos + turned * sin
+        patches = (patches * cos + turned * sin).to(x.dtype)
         return torch.cat([x[:, :, :T], patches], dim=2) if T else patches
 
     def tables(self, grid: Size) -> tuple[Tensor, Tensor]:
         if self.frequencies is None:
             return cached(axial_tables, self.rope, grid, self.size)
-        coordinates = rope_coordinates(self.rope, grid).to(self.frequencies)
-        angles = torch.einsum("na,ahk->hnk", coordinates, self.frequencies)  # (H, R C, K / 2)
-        return sin_cos(angles, half=self.rope.half)
+        # a matrix product would lose precision under autocast, and angles of many turns need it
+        first, second = rope_coordinates(self.rope, grid).to(self.frequencies.device).unbind(1)
+        f = self.frequencies[:, :, None]  # (2, H, 1, K / 2)
+        return sin_cos(first[:, None] * f[0] + second[:, None] * f[1], half=self.rope.half)  # of (H, R C, K / 2)
 
 
 def axial_tables(rope: RopeConfig, grid: Size, size: int) -> tuple[Tensor, Tensor]:

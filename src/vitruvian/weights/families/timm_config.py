@@ -283,9 +283,6 @@ def read_preprocess(cfg: dict[str, Any], size: Size) -> Preprocess:
         mean, std = (tuple(float(x) for x in cfg.get(key) or default[key]) for key in default)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"config.json: pretrained_cfg cannot be read: {error}") from error
-    scaled = preprocess.scaled_size
-    if preprocess.fit == "crop" and scaled and scaled[0] != scaled[1]:
-        interpolation = "bilinear"  # timm's code uses it here, whatever is stated
     return preprocess.replace(interpolation=interpolation, mean=mean, std=std)
 
 
