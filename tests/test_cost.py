@@ -80,6 +80,7 @@ ODD_ONES = {
     },
     "map beside a class token": {"pool": "map", "pool_num_heads": 2, "pool_mlp_dim": 8, "norm": "rms"},
     "projection": {"representation_size": 7, "projection": True},
+    "two tokens concatenated": {"pool": "prefix_concat", "pool_tokens": 2, "reg_tokens": 2},
     "gray": {"in_channels": 1},
     "differential": {"attention": "differential", "qk_norm": True},
     "factorized positions": {"pos_embed": "factorized"},

@@ -8,7 +8,7 @@ from vitruvian.errors import ConfigError, argument
 from vitruvian.settings import Range, Settings, Share, Size, as_size
 from vitruvian.targets import SINGLE, Target
 
-Pool = Literal["token", "mean", "map", "token_mean"]
+Pool = Literal["token", "mean", "map", "token_mean", "prefix_mean", "prefix_concat"]
 Positions = Literal["none", "learned", "learned_2d", "factorized", "relative", "relative_bias", "sincos"]
 PositionResize = Literal[
     "zoom", "bicubic", "bicubic_antialias", "bicubic_aligned", "bilinear", "bilinear_antialias", "dino"
@@ -197,7 +197,9 @@ class ViTConfig(Settings):
     """Total width of all attention heads; 0 for `width`."""
     pool: Pool = "token"
     """`token`: class token; `mean`: mean of the patch tokens; `map`: MAP head, attention pooling by a learned probe;
-    `token_mean`: class token and mean of the patch tokens, concatenated."""
+    `token_mean`: class token and mean of the patch tokens, concatenated; `prefix_mean`: mean of the class and register
+    tokens (Pixio); `prefix_concat`: the first `pool_tokens` of them, concatenated (RADIO)."""
+    pool_tokens: Annotated[int, Range(0, 4096)] = 0
     norm_after_pool: bool = False
     """The final LayerNorm acts on the pooled vector instead of on every token."""
     cls_token: bool = True
@@ -307,13 +309,17 @@ class ViTConfig(Settings):
             raise ConfigError(f"pos_embed='sincos' needs a width divisible by 4, not {self.width}")
         if self.pos_embed == "learned_2d" and self.width % 2:
             raise ConfigError(f"pos_embed='learned_2d' needs an even width, not {self.width}")
-        if self.pool in ("token", "token_mean") and not self.cls_token:
+        if self.pool not in ("mean", "map") and not self.cls_token:
             raise ConfigError(f"pool={self.pool!r} needs cls_token=True")
         if self.unit_features and self.distillation:
             raise ConfigError("unit_features=True cannot be combined with distillation=True")
-        if self.pool == "token_mean" and self.norm_after_pool:
-            reason = "cannot be combined with pool='token_mean', which normalizes the tokens"
+        if self.pool in ("token_mean", "prefix_concat") and self.norm_after_pool:
+            reason = f"cannot be combined with pool={self.pool!r}, which normalizes the tokens"
             raise ConfigError(f"norm_after_pool=True {reason}")
+        concatenates = self.pool == "prefix_concat"
+        if not concatenates <= self.pool_tokens <= concatenates * self.prefix_tokens:
+            needs = f"pool='prefix_concat' needs 1 to {self.prefix_tokens}, other kinds need 0"
+            raise ConfigError(f"pool_tokens={self.pool_tokens}: {needs}")
         if self.distillation and (self.pool != "token" or not self.cls_token):
             raise ConfigError("distillation=True needs cls_token=True and pool='token'")
         if len(self.tome_counts) != self.depth:
@@ -374,7 +380,8 @@ class ViTConfig(Settings):
     @property
     def tokens_read(self) -> int | None:
         """Number of leading tokens that the head reads; None for all."""
-        return 1 + self.distillation if self.pool == "token" else None
+        counts = {"token": 1 + self.distillation, "prefix_mean": self.prefix_tokens, "prefix_concat": self.pool_tokens}
+        return counts.get(self.pool)
 
     @property
     def prefix_pos_embeds(self) -> int:
@@ -390,7 +397,7 @@ class ViTConfig(Settings):
     @property
     def pooled_width(self) -> int:
         """Width of the pooled vector, before a pre-logits layer."""
-        return self.width * 2 if self.pool == "token_mean" else self.width
+        return self.width * {"token_mean": 2, "prefix_concat": self.pool_tokens}.get(self.pool, 1)
 
     @property
     def feature_width(self) -> int:

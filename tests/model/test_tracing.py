@@ -16,6 +16,7 @@ KINDS = {
     "mean pool": {"pool": "mean", "cls_token": False, "pos_embed": "sincos"},
     "registers": {"reg_tokens": 2, "numerics": Numerics(position_resize="dino")},
     "rotary": {"pos_embed": "none", "rope": RopeConfig(reference_grid=(2, 2))},
+    "two tokens concatenated": {"pool": "prefix_concat", "pool_tokens": 2, "reg_tokens": 2},
     "relative bias": {"pos_embed": "relative_bias"},
     "differential": {"attention": "differential"},
     "factorized": {"pos_embed": "factorized", "numerics": Numerics(square_positions=True)},

@@ -42,6 +42,8 @@ SHAPES = {
     "root mean square": {"norm": "rms", "dense_bias": False, "final_norm": False},
     "map beside tokens": {"pool": "map", "reg_tokens": 2, "pool_num_heads": 2, "pool_mlp_dim": 8},
     "map of all tokens": {"pool": "map", "pool_prefix": True},
+    "mean of class and register tokens": {"pool": "prefix_mean", "reg_tokens": 2},
+    "two tokens concatenated": {"pool": "prefix_concat", "pool_tokens": 2, "reg_tokens": 2},
     "projection": {"representation_size": 12, "projection": True},
     "wide attention": {"attn_dim": 48, "num_heads": 6, "qk_norm": True, "attn_norm": True},
     "unit features": {"unit_features": True},

@@ -60,6 +60,12 @@ def image_features(peer, pixels, **options):
     return found if isinstance(found, torch.Tensor) else found.pooler_output
 
 
+def summary(peer, pixels, **options):
+    """RADIO's, which normalizes the pixels itself."""
+    mean, std = peer.input_conditioner.norm_mean, peer.input_conditioner.norm_std
+    return peer(pixels * std + mean, **options).summary
+
+
 KINDS = {
     # class: its settings, what it gives, whether it takes other sizes
     "CLIPVisionModel": ("CLIPVisionConfig", SHAPE, pooled, True),
@@ -95,10 +101,25 @@ KINDS = {
     ),
 }  # fmt: skip
 
+SAPIENS = {
+    "num_key_value_attention_heads": 2,
+    "num_first_full_attention_layers": 1,
+    "num_last_full_attention_layers": 0,
+}
+RADIO = TIPS | {"mlp_ratio": 2.0, "max_img_size": 64, "summary_idxs": [2, 0]}
+READ_ONLY = {
+    "Sapiens2Model": ("Sapiens2Config", SHAPE | SAPIENS | {"key_bias": False}, pooled, True),
+    "Aimv2VisionModel": ("Aimv2VisionConfig", SHAPE | {"use_head": False, "qkv_bias": True}, mean, False),
+    "PixioModel": ("PixioConfig", TIPS | {"n_cls_tokens": 3}, pooled, True),
+    "RadioModel": ("RadioConfig", RADIO, summary, True),
+}
+"""As in KINDS; these are read, and not written."""
+SIZE_FREE += tuple(READ_ONLY)
+
 
 def made(architecture, folder):
     """A peer whose every parameter shows in its answers, saved as transformers saves it."""
-    config, changes, answer, resizes = KINDS[architecture]
+    config, changes, answer, resizes = (KINDS | READ_ONLY)[architecture]
     if not hasattr(transformers, architecture):
         pytest.skip(f"transformers {transformers.__version__} has no {architecture}")
     torch.manual_seed(0)
@@ -110,11 +131,12 @@ def made(architecture, folder):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("architecture", KINDS)
+@pytest.mark.parametrize("architecture", KINDS | READ_ONLY)
 def test_answers_are_those_of_transformers(architecture, tmp_path):
     peer, answer, resizes = made(architecture, tmp_path / "theirs")
     model = load(tmp_path / "theirs")
-    for size in ((32, 32), (48, 48)) if resizes else ((32, 32),):
+    sizes = [(32, 32), *([(48, 48)] if resizes else []), *([(32, 48)] if resizes and architecture in READ_ONLY else [])]
+    for size in sizes:
         pixels = torch.randn(2, 3, *size)
         options = {"interpolate_pos_encoding": True} if size != (32, 32) and architecture not in SIZE_FREE else {}
         wanted = answer(peer, pixels, **options)
@@ -137,6 +159,37 @@ def test_transformers_reads_what_is_written_as_its_own(architecture, tmp_path):
     torch.testing.assert_close(answer(again.eval(), pixels), answer(peer, pixels), atol=TOLERANCE, rtol=TOLERANCE)
     assert load(tmp_path / "ours").config == model.config
     assert load(tmp_path / "ours", family="huggingface").config == model.config
+
+
+@pytest.mark.parametrize("family", ["google", "timm", "torchvision", "huggingface"])
+@pytest.mark.parametrize("architecture", ["PixioModel", "RadioModel"])
+def test_features_of_several_class_tokens_are_not_written_for_libraries_that_lack_them(architecture, family, tmp_path):
+    made(architecture, tmp_path / "theirs")
+    path = tmp_path / ("ours" + {"google": ".npz", "torchvision": ".pth"}.get(family, ""))
+    with pytest.raises(ConversionError, match=f"{family} cannot express this model: .*(several class tokens|pool)"):
+        save(load(tmp_path / "theirs"), path, family)
+
+
+def test_radio_normalizes_after_its_processor(tmp_path):
+    made("RadioModel", tmp_path)
+    processor = {"do_rescale": False, "image_mean": [127.5] * 3, "image_std": [2.0] * 3, "size": 32}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    preprocess = load(tmp_path).meta.preprocess
+    levels = torch.tensor([0.0, 100.0, 255.0])
+    theirs = ((levels - 127.5) / 2 - 0.48145466) / 0.26862954
+    torch.testing.assert_close((levels / 255 - preprocess.mean[0]) / preprocess.std[0], theirs)
+    assert preprocess.image_size == (32, 32)
+
+
+def test_an_aimv2_with_attention_pooling_or_fixed_positions_is_refused_with_the_reason(tmp_path):
+    for changes, reason in (
+        ({"use_head": True}, "attention pooling has no queries"),
+        ({"is_native": True}, "is_native"),
+    ):
+        config = transformers.Aimv2VisionConfig(**SHAPE | {"use_head": False} | changes)
+        transformers.Aimv2VisionModel(config).save_pretrained(tmp_path / reason)
+        with pytest.raises(CheckpointError, match=reason):
+            load(tmp_path / reason)
 
 
 def test_what_a_kind_of_transformers_has_not_is_named(tmp_path):

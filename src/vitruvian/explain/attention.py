@@ -5,6 +5,7 @@ pooling:
 
 - `token`: the class token; with distillation the mean of the class and the distillation token;
 - `mean`: the mean of all patches; `token_mean`: half the class token, half that mean;
+- `prefix_mean`, `prefix_concat`: the mean of the tokens that they read;
 - `map`: the output of the attention pooling, weighted by what its probe attends to.
 
 Tokens before the patches (class, distillation, registers) have no position in the image; their part is missing from the
@@ -152,8 +153,8 @@ def readout(vit: ViT, encoded: Tensor) -> Tensor:
 def token_shares(vit: ViT, tokens: int) -> Tensor:
     """The readout (N,) of pooling that does not depend on the image."""
     config, shares = vit.config, torch.zeros(tokens)
-    if config.pool in ("token", "token_mean"):
-        shares[: 2 if config.distillation else 1] = 1 / (2 if config.distillation else 1)
+    if config.pool != "mean":
+        shares[: config.tokens_read or 1] = 1 / (config.tokens_read or 1)
     if config.pool in ("mean", "token_mean"):
         shares[config.prefix_tokens :] += 1 / (tokens - config.prefix_tokens)
     return shares / shares.sum()

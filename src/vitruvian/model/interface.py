@@ -78,7 +78,7 @@ class ImageNetwork(nn.Module):
             pool = TIMM_POOLS[global_pool]
             if pool == "map" != config.pool:
                 raise ConfigError("reset_classifier cannot add attention pooling", hint="create_model(..., pool='map')")
-            config = config.replace(pool=pool)
+            config = config.replace(pool=pool, pool_tokens=0)
         if isinstance(config, ViTConfig) and num_classes:
             config = config.replace(representation_size=0, projection=False, projection_bias=False, unit_features=False)
             setattr(self, "pre_logits", nn.Identity())  # noqa: B010

@@ -175,13 +175,17 @@ class ViT(ImageNetwork):
         self.check(pixels)
         return self.forward_head(self.forward_features(pixels, self.tokens_read), pre_logits=True)
 
-    def pool(self, tokens: Tensor) -> Tensor:  # (B, N, D) -> (B, D), or (B, 2 D) for token_mean
+    def pool(self, tokens: Tensor) -> Tensor:  # (B, N, D) -> (B, D), or a multiple of D if tokens are concatenated
         """Pool the encoded tokens into one vector per image."""
         config = self.config
         if self.attn_pool is not None:
             pooled: Tensor = self.attn_pool(tokens)
         elif config.pool == "token":
             pooled = tokens[:, 0]
+        elif config.pool == "prefix_mean":
+            pooled = tokens[:, : config.prefix_tokens].mean(dim=1)
+        elif config.pool == "prefix_concat":
+            pooled = tokens[:, : config.pool_tokens].flatten(1)
         else:
             pooled = tokens[:, config.prefix_tokens :].mean(dim=1)
             if config.pool == "token_mean":

@@ -110,7 +110,7 @@ def head_maps(vit: ViT, batch: Tensor) -> Json:
         `received`, what each patch receives on average over heads and tokens (L, P), which shows attention sinks.
     """
     T, rows, received = vit.config.prefix_tokens, [], []
-    reads_token = vit.config.pool in ("token", "token_mean")
+    reads_token = vit.config.pool not in ("mean", "map")
     with eval_mode(vit), torch.no_grad():
         for _, weights in vit.attention_maps(batch):
             shares = weights[0, :, :, T:]  # (H, N, P)

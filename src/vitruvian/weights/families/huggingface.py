@@ -3,6 +3,7 @@
 ViT, DeiT, BEiT, data2vec, DINOv2 and DINOv3; the image towers of CLIP and SigLIP, alone or next to the text tower.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -29,7 +30,7 @@ from vitruvian.text import package_table
 from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, Family, check_settings, find_obstacles, imagenet_preprocess
 from vitruvian.weights.families.tables import TABLES, Tensors, rename
-from vitruvian.weights.families.timm_layout import as_kernel, as_matrix
+from vitruvian.weights.families.timm_layout import as_kernel, as_matrix, repeat_for_heads
 
 NAMES = package_table("weights/families/huggingface.toml")
 DEFAULT_DEPTH = 12  # `num_hidden_layers` of all these model types if `config.json` does not state it
@@ -44,10 +45,15 @@ class HuggingFace(Family[ViTConfig]):
     model_types: ClassVar[dict[str, str]]  # model types, and how their classes begin in transformers
     norm_eps: ClassVar[float]  # default of the model type's configuration
     default_heads = 12
+    needs_type: ClassVar[bool] = False  # whether config.json must state the model type, since others have these names
 
     def __init__(self, kind: str = "") -> None:
         """`kind` is the former model type of a model to be written, if several have the same shape."""
         self.kind = kind
+
+    def claims(self, checkpoint: Checkpoint) -> bool:
+        stated = not self.needs_type or self.config_of(checkpoint).get("model_type") in tuple(self.model_types)
+        return stated and super().claims(checkpoint)
 
     def model_type(self, config: ViTConfig) -> str:
         """The model type with which a model is written."""
@@ -503,10 +509,8 @@ class HuggingFaceTips(HuggingFaceDinoV2):
     model_types: ClassVar = {"tipsv2_vision_model": "Tipsv2Vision"}
     preprocess: ClassVar = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
     empty_tokens = "reg_token"
+    needs_type = True
     table = TABLES["tipsv2"]
-
-    def claims(self, checkpoint: Checkpoint) -> bool:
-        return super().claims(checkpoint) and self.kind_of(checkpoint) in tuple(self.model_types)
 
     def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess | None:
         return HuggingFace.default_preprocess(self, checkpoint, config)
@@ -562,7 +566,7 @@ class HuggingFaceDinoV3(HuggingFace):
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         settings = self.config_of(checkpoint)
         if not settings:
-            raise CheckpointError("DINOv3 weights without config.json, which states heads and rotary positions")
+            raise CheckpointError("weights without config.json, which states heads and rotary positions")
         theta = settings.get("rope_theta", 100.0)
         if not isinstance(theta, int | float) or isinstance(theta, bool):
             raise CheckpointError(f"config.json: rope_theta={theta!r} is not a number")
@@ -610,6 +614,125 @@ class HuggingFaceDinoV3(HuggingFace):
         settings = super().config_json(config, labels) | {f"{part}_bias": config.qkv_bias for part in QKV}
         settings |= {"num_register_tokens": config.reg_tokens, "rope_theta": config.rope.temperature}
         return settings | ({"use_gated_mlp": True, "hidden_act": "silu"} if config.mlp == "swiglu" else {})
+
+
+class HuggingFaceSapiens(HuggingFaceDinoV3):
+    """model_type `sapiens2`: DINOv3 with RMSNorm, normalized queries and keys, and keys that heads share."""
+
+    model_types: ClassVar = {"sapiens2": "Sapiens2"}
+    norm_eps = 1e-6
+    default_heads = 16
+    needs_type = True
+    table = TABLES["sapiens2"]
+
+    def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
+        state, heads = dict(tensors), read_int(self.config_of(checkpoint), "num_attention_heads", self.default_heads)
+        for block in sorted({name.rpartition(".attn.")[0] for name in state if name.endswith(".attn.wq.weight")}):
+            parts = [f"{block}.attn.{part}" for part in ("wq", "wk", "wv")]
+            add_missing_biases(state, parts)
+            rows = len(state[f"{parts[0]}.weight"])
+            names = [f"{part}.{kind}" for part in parts for kind in ("weight", "bias")]
+            state |= {name: repeat_for_heads(state[name], rows, heads) for name in names if name in state}
+        return state
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        facts = super().facts(checkpoint, tensors)
+        return replace(facts, settings=facts.settings | {"norm": "rms", "mlp_scale": False})
+
+    def numerics_of(self, settings: dict[str, Any]) -> Numerics:
+        return super().numerics_of(settings | {"layer_norm_eps": settings.get("rms_norm_eps", self.norm_eps)})
+
+
+class HuggingFaceAimv2(HuggingFace):
+    """model_type `aimv2_vision_model` without a head; its features are the mean of the patches, as in timm."""
+
+    model_types: ClassVar = {"aimv2_vision_model": "Aimv2Vision"}
+    norm_eps = 1e-5
+    default_heads = 8
+    needs_type = True
+    preprocess: ClassVar = {"fit": "crop", "interpolation": "bicubic", "mean": CLIP_MEAN, "std": CLIP_STD}
+    table = TABLES["aimv2"]
+
+    def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
+        """Attention and MLP may differ in whether they have biases; ours have them together."""
+        state = dict(tensors)
+        for layer in sorted({name.rpartition(".attention.")[0] for name in state if ".attention." in name}):
+            dense = ("attention.out_proj", *(f"ffn.{part}_proj" for part in ("gate", "up", "down")))
+            add_missing_biases(state, (f"{layer}.{name}" for name in dense))
+        return state
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        if "head.cls_token" in tensors:
+            reason = "its attention pooling has no queries, which is not supported"
+            raise CheckpointError(reason, hint="save it with use_head=False, or use timm's aimv2_* architectures")
+        if POSITION_ARRAY not in tensors:
+            raise CheckpointError("fixed positions in the order of AIMv2 (is_native) are not supported")
+        return replace(super().facts(checkpoint, tensors), settings={"norm": "rms", "pool": "mean"})
+
+    def numerics_of(self, settings: dict[str, Any]) -> Numerics:
+        if settings.get("hidden_act", "silu") not in ("silu", "swish"):
+            raise CheckpointError(f"config.json: hidden_act {settings['hidden_act']!r} is not supported, only silu is")
+        return super().numerics_of({"layer_norm_eps": settings.get("rms_norm_eps", self.norm_eps)})
+
+
+class HuggingFacePixio(HuggingFaceViT):
+    """model_type `pixio`: a ViT with several class tokens, whose mean the features are."""
+
+    model_types: ClassVar = {"pixio": "Pixio"}
+    norm_eps = 1e-6
+    default_heads = 16
+    needs_type = True
+    table = TABLES["pixio"]
+
+    def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
+        """Store the class tokens after the first as registers."""
+        token = tensors["embeddings.cls_token"]
+        return tensors | {"embeddings.cls_token": token[:, :1], "embeddings.register_tokens": token[:, 1:]}
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        return replace(super().facts(checkpoint, tensors), settings={"pool": "prefix_mean"})
+
+
+class HuggingFaceRadio(HuggingFace):
+    """model_type `radio`: the features are some of its class tokens, concatenated; it normalizes pixels itself."""
+
+    model_types: ClassVar = {"radio": "Radio"}
+    norm_eps = 1e-6
+    default_heads = 16
+    needs_type = True
+    table = TABLES["radio"]
+
+    def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
+        """Move the class tokens that are read to the front, where `prefix_concat` reads them; others are registers."""
+        state, channels = dict(tensors), read_int(self.config_of(checkpoint), "num_channels", 3) or 3
+        tokens, kernel = state.pop("patch_generator.cls_token.token"), state["patch_embed.proj.weight"]
+        read = state.pop("summary_idxs").tolist()
+        if len({*read} & {*range(len(tokens))}) < len(read):
+            raise CheckpointError(f"'summary_idxs' {read} are not indices of {len(tokens)} class tokens")
+        tokens = tokens[read + [index for index in range(len(tokens)) if index not in read]][None]
+        side = math.isqrt(kernel.shape[1] // channels)
+        kernel = kernel.reshape(-1, channels, side, side)
+        return state | {"cls_token": tokens[:, :1], "reg_token": tokens[:, 1:], "patch_embed.proj.weight": kernel}
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        facts, side = (
+            super().facts(checkpoint, tensors),
+            read_int(self.config_of(checkpoint), "max_img_size", 2048) or 2048,
+        )
+        read = next(tensor for name, tensor in checkpoint.tensors.items() if name.endswith("summary_idxs"))
+        settings = {"pool": "prefix_concat", "pool_tokens": len(read), "final_norm": False, "patch_bias": False}
+        numerics = facts.numerics.replace(position_resize="bilinear", square_positions=True)
+        return replace(facts, numerics=numerics, image_size=(side, side), settings=settings)
+
+    def stated_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
+        """The preprocessing of the processor, if there is one, followed by the model's own normalization."""
+        size = read_size(self.config_of(checkpoint).get("image_size", 224), "config.json: image_size")
+        outer = super().stated_preprocess(checkpoint, config.replace(image_size=size))
+        outer = outer or Preprocess(image_size=size, interpolation="bicubic", mean=(0.0,) * 3, std=(1.0,) * 3)
+        named = {name.rpartition(".")[2]: tensor for name, tensor in checkpoint.tensors.items()}
+        mean, std = (named[key].flatten().tolist() for key in ("norm_mean", "norm_std"))
+        means = tuple(m + s * inner for m, s, inner in zip(outer.mean, outer.std, mean))
+        return outer.replace(mean=means, std=tuple(s * inner for s, inner in zip(outer.std, std)))
 
 
 POSITION_ARRAY = "embeddings.position_embedding.weight"

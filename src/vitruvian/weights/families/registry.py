@@ -18,6 +18,10 @@ READERS: dict[str, tuple[Family[Any], ...]] = {
     "torchvision": (timm.Torchvision(),),
     "huggingface": (
         huggingface.HuggingFaceTips(),
+        huggingface.HuggingFaceSapiens(),
+        huggingface.HuggingFaceAimv2(),
+        huggingface.HuggingFacePixio(),
+        huggingface.HuggingFaceRadio(),
         huggingface.HuggingFaceBeit(),
         huggingface.HuggingFaceViT(),
         huggingface.HuggingFaceDinoV2(),
