@@ -12,7 +12,8 @@ from vitruvian.cli.app import app
 from vitruvian.config import ViTConfig
 from vitruvian.errors import ConfigError, DataError
 from vitruvian.evaluation.conformal import fit_target_sets
-from vitruvian.evaluation.evaluate import evaluate, evaluate_classes, save_calibrated
+from vitruvian.evaluation.corruptions import Corrupted
+from vitruvian.evaluation.evaluate import evaluate, evaluate_classes, run_targets, save_calibrated
 from vitruvian.evaluation.report import write_evaluation
 from vitruvian.evaluation.target_metrics import MEASURES
 from vitruvian.inference import Classifier
@@ -97,8 +98,24 @@ def test_labels_and_numbers_are_evaluated_by_name(images):
     json.dumps(evaluation.to_json())
     with pytest.raises(ConfigError, match="this is for models of one class per image"):
         evaluate_classes(images / "list.csv", model)
-    with pytest.raises(ConfigError, match="corruptions= is for models of one class per image"):
-        evaluate(images / "list.csv", model, corruptions=["fog"])
+    with pytest.raises(ConfigError, match="unknown= is for models of one class per image"):
+        evaluate(images / "list.csv", model, unknown=images)
+
+
+@pytest.mark.parametrize("target", [Target(kind="multi"), Target(kind="number", mean=(15.0,), std=(3.0,))])
+def test_labels_and_numbers_are_measured_under_corruptions(images, target):
+    model = model_of(target, LABELS if target.kind == "multi" else ("age",))
+    evaluation = evaluate(images / "list.csv", model, corruptions=["brightness", "contrast"])
+    result, (metric, *_) = evaluation.corruptions, evaluation.measures.metrics
+    assert (list(result.kinds), result.count, result.metric) == (["brightness", "contrast"], 12, metric)
+    assert result.mean == pytest.approx(np.mean(list(result.kinds.values())))
+    assert result.interval[0] <= result.mean <= result.interval[1]
+    source = Corrupted(evaluation.source, "contrast", 5, 0)
+    squashed = model.meta.preprocess.with_changes({"fit": "squash"})
+    model.meta = model.meta.replace(preprocess=squashed)
+    assert run_targets(Classifier(model), source)[0].scalars()[metric] == pytest.approx(result.kinds["contrast"][4])
+    assert evaluation.to_json()["corruptions"]["metric"] == metric
+    assert "Corruptions" in write_evaluation(evaluation, images / "out").read_text()
 
 
 def test_slices_of_labels_and_numbers_have_the_metric_of_their_images(images):

@@ -9,11 +9,14 @@ from PIL import Image
 from scipy.stats import binomtest
 from typer.testing import CliRunner
 
+from mixtures import write_mixtures
 from vitruvian.cli.app import app
 from vitruvian.config import ViTConfig
 from vitruvian.errors import ConfigError, DataError
+from vitruvian.evaluation.evaluate import evaluate
 from vitruvian.model.build import build
 from vitruvian.study.compare import compare, mcnemar, paired_difference, write_comparison
+from vitruvian.targets import Target
 from vitruvian.training import train
 from vitruvian.weights.save import save
 
@@ -61,8 +64,8 @@ def test_the_interval_of_a_paired_difference_contains_the_truth_as_often_as_it_s
 
 def test_two_models_are_compared_image_by_image(tmp_path, photos):
     result = compare([model_of(1), model_of(2)], photos)
-    first, second = (compare([model_of(s), model_of(s)], photos).top1[0] for s in (1, 2))
-    assert result.top1 == pytest.approx((first, second))
+    first, second = (compare([model_of(s), model_of(s)], photos).values[0] for s in (1, 2))
+    assert result.values == pytest.approx((first, second))
     (pair,) = result.pairs
     assert pair.difference == pytest.approx(second - first)
     assert pair.difference == pytest.approx(100 * (pair.only_this - pair.only_first) / 40)
@@ -110,3 +113,36 @@ def test_the_command_prints_the_difference(tmp_path, photos):
     assert ran.exit_code == 0, ran.output
     assert "model2 - model1: " in ran.output
     assert "images have different predictions" in ran.output
+
+
+@pytest.mark.parametrize(("target", "metric"), [("multi:red,green,blue", "map"), ("number:brightness", "mae")])
+def test_models_of_several_labels_and_of_numbers_are_compared_by_their_metric(tmp_path, target, metric):
+    data = write_mixtures(tmp_path / "data", count=30)
+    kind, names = target.split(":")
+    models = []
+    for seed in (1, 2):
+        model = build(TINY.replace(num_classes=3 if kind == "multi" else 1), seed=0)
+        torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(seed))
+        score = "sigmoid" if kind == "multi" else "identity"
+        saved = Target(kind=kind) if kind == "multi" else Target(kind=kind, mean=(100.0,), std=(30.0,))
+        model.meta = model.meta.replace(labels=tuple(names.split(",")), target=saved, score_function=score)
+        save(model, tmp_path / f"model-{seed}")
+        models.append(tmp_path / f"model-{seed}")
+    result = compare(models, data)
+    expected = [evaluate(data, model).measures for model in models]
+    assert (result.metric, result.values) == (metric, pytest.approx([m.scalars()[metric] for m in expected]))
+    (pair,) = result.pairs
+    assert pair.difference == pytest.approx(result.values[1] - result.values[0])
+    assert pair.interval[0] <= pair.difference <= pair.interval[1]
+    assert {row[0] for row in result.classes} == set(names.split(","))
+    assert result.to_json()[metric] == result.values
+    assert all(image.predictions[0] != image.predictions[1] for image in result.images)
+    same = compare([models[0], models[0]], data)
+    assert (same.pairs[0].interval, same.images) == ((0.0, 0.0), ())
+    page = write_comparison(result, tmp_path / "out").read_text()
+    assert "model-2 - model-1: " in page
+    ran = CliRunner().invoke(app, ["compare", *map(str, models), "--data", str(data)])
+    assert ran.exit_code == 0, ran.output
+    assert "McNemar" not in ran.output
+    with pytest.raises(DataError):
+        compare([models[0], model_of(1)], data)

@@ -8,14 +8,18 @@ import pytest
 from making_weights import TINY_RECIPE, tiny_weights
 from PIL import Image
 from runs import TINY, StopAt, same_model
+from sklearn.metrics import average_precision_score
 
+from mixtures import write_mixtures
 from vitruvian.cli.app import app
 from vitruvian.data.doctor import diagnose
 from vitruvian.data.formats import open_dataset
+from vitruvian.data.sources import all_but_test
 from vitruvian.errors import ConfigError, DataError, TrainingError
-from vitruvian.evaluation.metrics import wilson
-from vitruvian.evaluation.out_of_fold import OutOfFold, fold_result
+from vitruvian.evaluation.metrics import accuracy_interval, wilson
+from vitruvian.evaluation.out_of_fold import fold_result
 from vitruvian.evaluation.probe import probe
+from vitruvian.targets import KINDS
 from vitruvian.training import Interrupted
 from vitruvian.training.finetune import cross_validate, protocol_for
 from vitruvian.training.planning import choose_recipe
@@ -61,7 +65,7 @@ def test_each_image_is_predicted_once_by_a_model_without_its_group(tmp_path, pho
         people.setdefault(row["fold"], set()).add(row["path"].split("/")[1][:2])
     assert sorted(people.values(), key=str) == [{f"p{person}"} for person in range(4)]
     right = [row["label"] == row["prediction"] for row in rows]
-    assert found.result.top1 == pytest.approx(100 * np.mean(right))
+    assert found.result.value == pytest.approx(100 * np.mean(right))
     assert [run.evaluation["top1"] for run in found.runs] == pytest.approx(list(found.result.runs))
     assert json.loads((tmp_path / "out" / "folds.json").read_text())["result"]["count"] == 48
     with pytest.raises(TrainingError, match="contains a cross-validation with folds=4, not 3"):
@@ -99,8 +103,14 @@ def test_the_interval_draws_images_of_a_group_together():
     rng = np.random.default_rng(0)
     groups = np.repeat(np.arange(20), 10)
     right = np.repeat(rng.random(20) < 0.7, 10)  # all images of a group are right, or none
-    alone = fold_result(right, np.arange(200) % 5, None)
-    together = fold_result(right, groups % 5, groups)
+
+    def accuracy(drawn):
+        return 100 * float(drawn @ right / drawn.sum())
+
+    alone = fold_result("top1", accuracy, accuracy_interval(right), np.arange(200) % 5, None)
+    together = fold_result("top1", accuracy, accuracy_interval(right), groups % 5, groups)
+    assert alone.value == together.value == pytest.approx(100 * right.mean())
+    assert alone.to_json()["top1"] == alone.value
     assert alone.interval == pytest.approx(wilson(right.sum(), 200))
     assert np.ptp(together.interval) > 2 * np.ptp(alone.interval)  # sqrt(10) in theory
 
@@ -123,12 +133,38 @@ def test_a_probe_is_cross_validated_and_the_doctor_finds_the_wrong_label(tmp_pat
         diagnose(photos, predictions=tmp_path / "out.csv")
 
 
-def test_unreadable_images_have_no_prediction(photos):
-    source = open_dataset(photos).train
-    found = OutOfFold(source, np.arange(48) % 2)
-    labels = np.asarray(source.labels())
-    found.add(np.arange(1, 48), np.eye(2)[labels[1:]])
-    assert (found.result().count, found.result().top1) == (47, 100.0)
+def test_unreadable_images_have_no_prediction(tmp_path, photos):
+    weights, out = tiny_weights(tmp_path / "weights"), tmp_path / "out.csv"
+    (photos / "dark" / "p0_0.png").write_bytes(b"broken")
+    report = probe(photos, weights, only=["linear"], folds=2, predictions=out)
+    assert report.test_images == len(rows_of(out)) == 47
+    assert "dark/p0_0.png" not in {row["path"] for row in rows_of(out)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "metric"), [("multi:red,green,blue", "map"), ("number:brightness", "mae")])
+def test_several_labels_and_numbers_are_cross_validated(tmp_path, target, metric):
+    data = write_mixtures(tmp_path / "data")
+    recipe = recipe_for(data, "image_size=8").replace(target=target)
+    found = quiet(data, recipe, 2, tmp_path / "out")
+    assert found.result.metric == metric
+    assert [run.evaluation[metric] for run in found.runs] == pytest.approx(list(found.result.runs))
+    rows, names = rows_of(found.predictions), target.partition(":")[2].split(",")
+    assert found.to_json()[metric] == found.result.value
+    images = all_but_test(open_dataset(data, target=target, accepts=KINDS))
+    truth = images.targets.rows(np.asarray(images.labels()))
+    scores = np.array([[float(row[f"predicted {name}"]) for name in names] for row in rows])
+    assert found.result.count == len(rows) == len(truth) == 48
+    if metric == "mae":
+        expected = np.abs(scores - truth).mean()
+    else:
+        known = ~np.isnan(truth)
+        columns = [(truth[known[:, k], k], scores[known[:, k], k]) for k in range(3)]
+        expected = 100 * np.mean([average_precision_score(*column) for column in columns])
+    assert found.result.value == pytest.approx(expected, rel=1e-5)  # the table has six decimals
+    report = probe(data, tiny_weights(tmp_path / "weights"), folds=2, target=target, only=["linear", "fewshot"])
+    assert report.results[-1].metrics[metric] > 0
+    assert report.results[-1].setting == "2 folds"
 
 
 def test_options_that_contradict_folds_are_refused(photos):

@@ -98,7 +98,7 @@ def evaluation_table(evaluation: "Evaluation | TargetEvaluation") -> str:
     rows = [(name, value, f"{low} to {high}") for name, value, low, high in cells]
     lines = [evaluation.summary, table(("", unit, f"{LEVEL:g}% interval"), rows)]
     if isinstance(evaluation, OfTargets):
-        return "\n".join([*lines, *sets_and_slices(evaluation)])
+        return "\n".join([*lines, *sets_and_slices(evaluation), *corruptions_of(evaluation)])
     if evaluation.real is not None:
         lines.append(f"ReaL: {evaluation.real_count:,} images have labels")
     if evaluation.space.is_mapped:
@@ -120,10 +120,17 @@ def evaluation_table(evaluation: "Evaluation | TargetEvaluation") -> str:
         rejection = evaluation.rejection
         cells = [(name, f"{value:.2f}", f"{rejection.fpr[name]:.2f}") for name, value in rejection.auroc.items()]
         lines += ["\n" + table(("score", ">AUROC %", ">FPR at 95% TPR"), cells), str(rejection)]
-    if evaluation.corruptions is not None:
-        lines.append("\n" + table(report.CORRUPTION_TITLES, evaluation.corruptions.rows()))
-        lines.append(report.describe_corruptions(evaluation.corruptions))
-    return "\n".join(lines)
+    return "\n".join([*lines, *corruptions_of(evaluation)])
+
+
+def corruptions_of(evaluation: "Evaluation | TargetEvaluation") -> list[str]:
+    """A table of the corruptions and a line about their mean, if there are any."""
+    from vitruvian.evaluation import report
+
+    result = evaluation.corruptions
+    if result is None:
+        return []
+    return ["\n" + table(report.CORRUPTION_TITLES, result.rows()), report.describe_corruptions(result)]
 
 
 def sets_and_slices(evaluation: "Evaluation | TargetEvaluation") -> list[str]:
@@ -156,8 +163,10 @@ def compare(
     they differ, and the images that they classify differently.
     """
     import_torch()
+    from vitruvian.evaluation.metrics import TARGET_NAMES
     from vitruvian.inference import Encoder
     from vitruvian.study.compare import describe_pair, write_comparison
+    from vitruvian.targets import LOWER_IS_BETTER
 
     if len(models) < 2:
         raise typer.BadParameter("give at least two", param_hint="RUN...")
@@ -168,11 +177,13 @@ def compare(
         print(json.dumps(result.to_json()))
     else:
         print(f"{result.count:,} images of {result.data}, {result.images_are}")
-        numbers = zip(result.models, result.top1, result.intervals)
-        accuracies = [(name, f"{top1:.2f}", "{:.2f} to {:.2f}".format(*ends)) for name, top1, ends in numbers]
-        print(table(("", ">top-1 %", "95% interval"), accuracies))
-        print("\n".join(describe_pair(pair, result.models[0]) for pair in result.pairs))
-        rows = [(name, f"{n:,}", *(f"{value:.2f}" for value in values)) for name, n, values in result.classes]
+        numbers = zip(result.models, result.values, result.intervals)
+        number = "{:.4g}".format if result.metric in LOWER_IS_BETTER else "{:.2f}".format
+        accuracies = [(name, number(value), " to ".join(map(number, ends))) for name, value, ends in numbers]
+        heading = (TARGET_NAMES | {"top1": "top-1 %"})[result.metric]
+        print(table(("", f">{heading}", "95% interval"), accuracies))
+        print("\n".join(describe_pair(pair, result.models[0], result.metric) for pair in result.pairs))
+        rows = [(name, f"{n:,}", *map(number, values)) for name, n, values in result.classes]
         names = [f">{name}" for name in result.models]
         print("\n" + table(("class", ">images", *names), rows[:SHOWN_DIFFERENCES]))
         if result.settings:

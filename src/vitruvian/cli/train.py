@@ -186,8 +186,12 @@ def print_folds(validation: CrossValidation, *, as_json: bool = False) -> None:
     if as_json:
         print(json.dumps(validation.to_json()))
         return
-    scores = zip(validation.runs, validation.result.runs)
-    print(table(("run", ">top-1 %", "folder"), [(r.folder.name, f"{top1:.2f}", str(r.folder)) for r, top1 in scores]))
+    from vitruvian.training.finetune import METRICS, UNITS
+
+    result, scores = validation.result, zip(validation.runs, validation.result.runs)
+    heading = f">{METRICS[result.metric]} {UNITS.get(result.metric, '')}".rstrip()
+    rows = [(run.folder.name, f"{value:.4g}", str(run.folder)) for run, value in scores]
+    print(table(("run", heading, "folder"), rows))
     file = validation.predictions
     print(f"\n{validation.result}\npredictions: {file} (vit doctor DATA --predictions {file})")
 

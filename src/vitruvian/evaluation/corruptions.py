@@ -1,4 +1,4 @@
-"""ImageNet-C's corruptions: 15 kinds at 5 strengths (D. Hendrycks and T. Dietterich, 2019), and accuracy under each.
+"""ImageNet-C: its corruptions, 15 kinds at 5 strengths (D. Hendrycks and T. Dietterich, 2019), and models under each.
 
 The parameters are the published ones, for images of 224 x 224 pixels. Images are resized and cropped to that size,
 corrupted, stored as JPEG of quality 85 as in the release, and then given to the model's preprocessing. Two kinds differ
@@ -19,15 +19,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitruvian.config import DEFAULT_BATCH_SIZE, Preprocess
+from vitruvian.config import Preprocess
 from vitruvian.data.decode import RawImage, decode
 from vitruvian.data.order import generator_for
 from vitruvian.data.sources import DerivedSource, Source
 from vitruvian.errors import UnknownNameError
-from vitruvian.evaluation.label_spaces import LabelSpace, compute_logits
-from vitruvian.evaluation.metrics import Interval, bootstrap
+from vitruvian.evaluation.metrics import RESAMPLES, ImageMeasures, Interval, Measures, bootstrap
 from vitruvian.inference import Classifier
-from vitruvian.progress import Track, no_tracking
+from vitruvian.targets import LOWER_IS_BETTER
 
 SIDE, RESIZED, QUALITY = 224, 256, 85  # pixels before and after the crop, and the quality of the released JPEG files
 STRENGTHS = 5
@@ -267,16 +266,19 @@ class Corrupted(DerivedSource):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CorruptionResult:
-    """Accuracy on corrupted images, in percent."""
+    """The most important metric on corrupted images."""
 
-    kinds: dict[str, tuple[float, ...]]  # top-1 at each strength
+    metric: str
+    kinds: dict[str, tuple[float, ...]]  # at each strength
     count: int  # images, each corrupted in every way
     mean: float  # over all kinds and strengths
     interval: Interval
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Kind, accuracy at each strength and their mean as text."""
-        return [(name, *(f"{v:.2f}" for v in (*values, np.mean(values)))) for name, values in self.kinds.items()]
+        """Kind, metric at each strength and their mean as text."""
+        number = "{:.4g}" if self.metric in LOWER_IS_BETTER else "{:.2f}"
+        rows = ((name, [*values, float(np.mean(values))]) for name, values in self.kinds.items())
+        return [(name, *map(number.format, values)) for name, values in rows]
 
 
 def check_kinds(kinds: Sequence[str]) -> list[str]:
@@ -290,29 +292,33 @@ def check_kinds(kinds: Sequence[str]) -> list[str]:
 def measure_corruptions(
     classifier: Classifier,
     source: Source,
-    space: LabelSpace,
     kinds: Sequence[str],
+    measure: Callable[[Classifier, Source], ImageMeasures],
     *,
     seed: int = 0,
-    batch_size: int = DEFAULT_BATCH_SIZE,
-    track: Track = no_tracking,
 ) -> CorruptionResult:
-    """Evaluate a model on every image of a source, corrupted in these ways at 5 strengths."""
+    """`measure` a model on every image of a source, corrupted in these ways at 5 strengths."""
     preprocess = classifier.preprocess
     if isinstance(preprocess, Preprocess) and preprocess.fit == "crop":  # the images are already cropped
         classifier = classifier.with_preprocess(preprocess.with_changes({"fit": "squash"}))
-    accuracies: dict[str, tuple[float, ...]] = {}
-    correct: list[NDArray[np.bool_]] = []
-    for kind in kinds:
-        for strength in range(1, STRENGTHS + 1):
-            corrupted = Corrupted(source, kind, strength, seed)
-            outputs = compute_logits(classifier, corrupted, space, batch_size=batch_size, track=track)
-            correct.append(outputs.logits.argmax(axis=1) == outputs.labels)
-        accuracies[kind] = tuple(100.0 * float(right.mean()) for right in correct[-STRENGTHS:])
-    mean = np.mean(correct, axis=0)  # (n,) share of the corruptions under which an image is classified correctly
+    ways = [(kind, strength) for kind in kinds for strength in range(1, STRENGTHS + 1)]
+    parts = [measure(classifier, Corrupted(source, kind, strength, seed)) for kind, strength in ways]
+    count, metric = parts[0].count, parts[0].metric
+    values = [part.weighted(np.ones(count)) for part in parts]
+    right = [part.right for part in parts if isinstance(part, Measures)]
+    share = np.mean(right, axis=0) if right else None  # (n,) of the ways in which an image is classified correctly
+
+    def mean(drawn: NDArray[np.float64]) -> float:
+        if share is not None:
+            return 100.0 * float(drawn @ share / drawn.sum())
+        return float(np.mean([part.weighted(drawn) for part in parts]))
+
+    # A metric that sorts the images is slow, and so many ways of corruption vary little.
+    resamples = RESAMPLES if share is not None else int(np.clip(RESAMPLES / len(parts), 50, RESAMPLES))
     return CorruptionResult(
-        kinds=accuracies,
-        count=len(mean),
-        mean=100.0 * float(mean.mean()),
-        interval=bootstrap(lambda drawn: 100.0 * float(drawn @ mean / drawn.sum()), len(mean), seed=seed),
+        metric=metric,
+        kinds={kind: tuple(values[i * STRENGTHS : (i + 1) * STRENGTHS]) for i, kind in enumerate(kinds)},
+        count=count,
+        mean=float(np.mean(values)),
+        interval=bootstrap(mean, count, seed=seed, resamples=resamples),
     )

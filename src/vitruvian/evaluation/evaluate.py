@@ -1,6 +1,6 @@
 """Evaluate a model on a dataset, with confidence intervals, calibration and ReaL labels."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from os import PathLike, fspath
@@ -93,6 +93,7 @@ class EvaluatedImages:
     by: str  # the column of the slices
     slices: tuple[Slice, ...]  # the most important metric in each part of the images, the worst first
     sets: ConformalSets | None
+    corruptions: CorruptionResult | None
     seed: int
 
     def shared_json(self) -> dict[str, Any]:
@@ -105,6 +106,7 @@ class EvaluatedImages:
             "by": self.by,
             "slices": [asdict(part) | {"value": finite(part.value)} for part in self.slices],
             "sets": None if self.sets is None else asdict(self.sets),
+            "corruptions": None if self.corruptions is None else asdict(self.corruptions),
             "unreadable": dict(self.unreadable),
             "notes": list(self.notes),
         }
@@ -125,7 +127,6 @@ class Evaluation(EvaluatedImages):
     right_by_real: NDArray[np.bool_] | None = field(repr=False)  # of the images with a ReaL label
     calibration: Calibration
     outputs: DatasetLogits = field(repr=False)  # the logits of each image
-    corruptions: CorruptionResult | None
     rejection: Rejection | None
 
     @property
@@ -222,7 +223,6 @@ class Evaluation(EvaluatedImages):
             "real_count": self.real_count,
             "intervals": {name: list(ends) for name, ends in self.intervals.items()},
             "calibration": asdict(self.calibration),
-            "corruptions": None if self.corruptions is None else asdict(self.corruptions),
             "unknown": None if self.rejection is None else self.rejection.to_json(),
             "label_space": {"matched_by": space.about, "outputs": space.total, "competing": space.competing},
             "left_out": self.left_out,
@@ -331,7 +331,7 @@ def evaluate(
     encoder = model if isinstance(model, Encoder) else Encoder(model)
     target = encoder.model.meta.target
     if target.kind != "single":
-        for option, value in {"corruptions": kinds, "unknown": unknown, "real": real, "template": template}.items():
+        for option, value in {"unknown": unknown, "real": real, "template": template}.items():
             if value:
                 raise ConfigError(f"{argument(option)} is for models of one class per image")
     opened = open_for(data, target, encoder.model.meta.labels or ())
@@ -341,18 +341,30 @@ def evaluate(
     values = values_by(source, by) if by else []  # before the model runs
     run: Any = {"batch_size": batch_size, "track": track}
     facts: Any = {"data": opened.name, "model": classifier.name, "split": name, "classifier": classifier}
-    facts |= {"source": source, "by": by, "seed": seed}
+    path, notes = fspath(data) if isinstance(data, str | PathLike) else "", list(opened.notes)
+    if name == "train" and Path(classifier.name).expanduser().is_dir():
+        trained = run_facts(locate(classifier.name), path)
+        if trained is not None:
+            notes.append(
+                f"the model was trained on {trained[1].get('training_images')} of these images; "
+                f"for its validation accuracy see {trained[0] / 'report.html'}"
+            )
+    facts |= {"source": source, "by": by, "seed": seed, "notes": tuple(notes)}
+
+    def corrupt(measure: Callable[[Classifier, Source], ImageMeasures]) -> CorruptionResult | None:
+        part = source if sample == 0 else first_samples(source, min(sample, len(source)), seed)
+        return measure_corruptions(classifier, part, kinds, measure, seed=seed) if kinds else None
+
     if target.kind != "single":
         measured, unreadable = run_targets(classifier, source, **run)
         return TargetEvaluation(
             measures=measured,
             unreadable=unreadable,
-            notes=opened.notes,
+            corruptions=corrupt(lambda model, part: run_targets(model, part, **run)[0]),
             slices=measure_slices(measured, values, by, seed) if by else (),
             sets=None if coverage is None else fit_target_sets(measured, coverage),
             **facts,
         )
-    path = fspath(data) if isinstance(data, str | PathLike) else ""
     meta, total = classifier.model.meta, classifier.model.config.num_classes
     others = None if unknown is None else Concat(list(open_images(unknown).values()), name=str(unknown))
     if mappings is None:
@@ -373,23 +385,12 @@ def evaluate(
     if name == "test" and "val" in opened.splits:
         dev = label_spaces.compute_logits(classifier, opened.splits["val"], space, **run)
     keys = map(source.key, outputs.indices.tolist())
-    notes = list(opened.notes)
-    if name == "train" and Path(classifier.name).expanduser().is_dir():
-        trained = run_facts(locate(classifier.name), path)
-        if trained is not None:
-            notes.append(
-                f"the model was trained on {trained[1].get('training_images')} of these images; "
-                f"for its validation accuracy see {trained[0] / 'report.html'}"
-            )
     measures, fit = outputs.measures(meta.temperature), calibration_split(outputs, dev, seed=seed)
     calibrated = calibration(outputs, meta.temperature, fit)
     t = calibrated.temperature if calibrated.helps and calibrated.temperature else meta.temperature
-    corrupted, rejection = None, None
+    rejection = None
     if others is not None:
         rejection = fit_rejection(classifier, source, others, temperature=t, seed=seed, **run)
-    if kinds:
-        part = source if sample == 0 else first_samples(source, min(sample, len(source)), seed)
-        corrupted = measure_corruptions(classifier, part, space, kinds, seed=seed, **run)
     return Evaluation(
         part="the whole dataset" if len(opened.splits) == 1 else f"the split {name!r}",
         space=space,
@@ -399,11 +400,10 @@ def evaluate(
         outputs=outputs,
         slices=measure_slices(measures, values, by, seed) if by else (),
         sets=None if coverage is None else fit_sets(fit, outputs, coverage=coverage, t=t),
-        corruptions=corrupted,
+        corruptions=corrupt(lambda model, part: label_spaces.compute_logits(model, part, space, **run).measures()),
         rejection=rejection,
         unreadable=outputs.unreadable,
         left_out=outputs.left_out,
-        notes=tuple(notes),
         **facts,
     )
 

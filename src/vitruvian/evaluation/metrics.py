@@ -81,6 +81,17 @@ class ImageMeasures(ABC):
     def intervals(self, seed: int = 0) -> dict[str, Interval]:
         """The confidence interval of each metric."""
 
+    @abstractmethod
+    def weighted(self, drawn: NDArray[np.float64]) -> float:
+        """The most important metric, if each image counts as often as it was drawn (n,)."""
+
+    def join(self, *others: Self) -> Self:
+        """The metrics of these images and of others, in the order of their indices."""
+        parts = {field.name: [getattr(part, field.name) for part in (self, *others)] for field in fields(self)}
+        order = np.argsort(np.concatenate(parts["indices"]), kind="stable")
+        arrays = {name: values for name, values in parts.items() if isinstance(values[0], np.ndarray)}
+        return replace(self, **{name: np.concatenate(values)[order] for name, values in arrays.items()})
+
     def part(self, rows: NDArray[np.int64]) -> Self:
         """The metrics of some of the images."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -95,6 +106,7 @@ class Measures(ImageMeasures):
     predictions: NDArray[np.int64]  # (n,)
     ranks: NDArray[np.int64]  # (n,) classes ranked before the label; equal logits rank in the order of classes
     probabilities: NDArray[np.float64]  # (n,) of the predictions
+    label_probabilities: NDArray[np.float64]  # (n,)
     losses: NDArray[np.float64]  # (n,) cross-entropy without label smoothing; with sigmoids, summed over the classes
     classes: int  # K
     score_function: ScoreFunction = "softmax"
@@ -175,6 +187,9 @@ class Measures(ImageMeasures):
             "mean_per_class": class_mean_interval(self.class_correct, self.class_counts),
         }
 
+    def weighted(self, drawn: NDArray[np.float64]) -> float:
+        return 100.0 * float(drawn @ self.right / drawn.sum())
+
     def class_rates(self, label: int) -> list[tuple[float, Interval | None]]:
         """Recall, precision and F1 of a class in percent, with Wilson's intervals; NaN and None if they are unknown.
 
@@ -214,18 +229,18 @@ def score_logits(
         raise NotFiniteError(f"the model's outputs for example {index} are NaN or infinite")
     # NumPy's argmax is the first of equal maxima; PyTorch returns any of them
     best = torch.from_numpy(scores.numpy().argmax(axis=1))
-    of_best = probabilities(scores, score_function).gather(1, best[:, None])[:, 0]
+    of_best, of_label = probabilities(scores, score_function).gather(1, torch.stack([best, truth], 1)).unbind(1)
     # cross-entropy subtracts the label's logit from ln(sum(e^x)), or with sigmoids from the sum of ln(1 + e^x)
     total = scores.logsumexp(dim=1) if score_function == "softmax" else F.softplus(scores).sum(dim=1)
     losses = total - scores.gather(1, truth[:, None])[:, 0]
-    return indices, truth, best, ranks(scores, truth), of_best, losses
+    return indices, truth, best, ranks(scores, truth), of_best, of_label, losses
 
 
 def class_measures(columns: Sequence[Tensor], *, classes: int, score_function: ScoreFunction = "softmax") -> Measures:
     """The metrics of images, from the columns of `score_logits`, in the order of their indices."""
     check_range("classes", classes, 2)
     order = columns[0].argsort(stable=True)
-    names = ("indices", "labels", "predictions", "ranks", "probabilities", "losses")
+    names = ("indices", "labels", "predictions", "ranks", "probabilities", "label_probabilities", "losses")
     arrays: Any = {name: column[order].numpy() for name, column in zip(names, columns)}
     return Measures(**arrays, classes=classes, score_function=score_function)
 

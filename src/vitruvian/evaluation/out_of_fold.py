@@ -1,102 +1,99 @@
-"""Out-of-fold predictions: each image classified by a model that was trained on the other folds."""
+"""Out-of-fold predictions: each image predicted by a model that was trained on the other folds."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.groups import group_numbers
 from vitruvian.data.order import IndexArray
 from vitruvian.data.sources import Concat, Source
-from vitruvian.evaluation.metrics import LEVEL, Interval, accuracy_interval, bootstrap
+from vitruvian.evaluation.metrics import LEVEL, METRIC_TEXTS, ImageMeasures, Interval, Measures, bootstrap
+from vitruvian.evaluation.target_metrics import TargetMeasures
 from vitruvian.files import open_table
 from vitruvian.settings import Record
+from vitruvian.targets import LOWER_IS_BETTER
 
 PREDICTIONS_FILE = "predictions.csv"
 
-# n images, K classes, G groups
+# n images
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoldResult(Record):
-    """The accuracy of cross-validation, in percent."""
+    """The most important metric of cross-validation; in JSON it has its own name, such as `top1`."""
 
-    top1: float  # over all images
+    metric: str
+    value: float  # over all images
     interval: Interval
     runs: tuple[float, ...]  # of each fold
     mean: float  # over the folds
     deviation: float  # sample standard deviation of the folds
     count: int  # images
 
+    def to_json(self) -> dict[str, Any]:
+        content = Record.to_json(self)
+        return {self.metric: content.pop("value")} | content
+
     def __str__(self) -> str:
-        low, high = self.interval
-        return (
-            f"top-1 {self.top1:.2f}% ({LEVEL:g}% interval {low:.2f} to {high:.2f}) on {self.count:,} images out of "
-            f"fold; mean of {len(self.runs)} folds {self.mean:.2f} ± {self.deviation:.2f}"
-        )
+        number = "{:.4g}" if self.metric in LOWER_IS_BETTER else "{:.2f}"
+        ends = f"{number} to {number}".format(*self.interval)
+        folds = f"mean of {len(self.runs)} folds {number} ± {number}".format(self.mean, self.deviation)
+        name = METRIC_TEXTS[self.metric].format(self.value)
+        return f"{name} ({LEVEL:g}% interval {ends}) on {self.count:,} images out of fold; {folds}"
 
 
-def fold_result(right: NDArray[np.bool_], folds: IndexArray, groups: IndexArray | None) -> FoldResult:
-    """Summarize predictions (n,) of images in these folds; images of one group are drawn together for the interval."""
-    runs = tuple(100.0 * float(right[folds == fold].mean()) for fold in np.unique(folds))
-    interval = accuracy_interval(right)
+def fold_result(
+    metric: str,
+    weighted: Callable[[NDArray[np.float64]], float],
+    interval: Interval,
+    folds: IndexArray,
+    groups: IndexArray | None,
+) -> FoldResult:
+    """Summarize the predictions of images in these folds (n,).
+
+    Args:
+        metric: The name of the metric.
+        weighted: The metric if each image counts as often as it was drawn (n,).
+        interval: That of images drawn one by one.
+        folds: The fold of each image.
+        groups: The group of each image; for the interval, those of one group are drawn together.
+    """
+    runs = tuple(weighted((folds == fold).astype(np.float64)) for fold in np.unique(folds))
     if groups is not None:
-        groups = np.unique(groups, return_inverse=True)[1]
-        hits, sizes = np.bincount(groups, right), np.bincount(groups)
-
-        def accuracy(drawn: NDArray[np.float64]) -> float:
-            return 100.0 * float(drawn @ hits) / max(float(drawn @ sizes), 1.0)
-
-        interval = bootstrap(accuracy, len(sizes), seed=0)
+        names, member = np.unique(groups, return_inverse=True)
+        interval = bootstrap(lambda drawn: weighted(drawn[member]), len(names), seed=0)
     return FoldResult(
-        top1=100.0 * float(right.mean()),
+        metric=metric,
+        value=weighted(np.ones(len(folds))),
         interval=interval,
         runs=runs,
         mean=float(np.mean(runs)),
         deviation=float(np.std(runs, ddof=1)),
-        count=len(right),
+        count=len(folds),
     )
 
 
-class OutOfFold:
-    """Collects the predictions for all images of cross-validation."""
+def write_predictions(path: Path, measures: ImageMeasures, images: Source, folds: IndexArray) -> None:
+    """Write a row per readable image; `vit doctor --predictions` finds wrong labels with those of classes."""
 
-    def __init__(self, images: Source, folds: IndexArray, group_by: str = "") -> None:
-        self.images, self.folds, self.groups = images, folds, group_numbers(images, group_by)
-        self.labels = np.asarray(images.labels(), np.int64)
-        self.prediction = np.full(len(images), -1)  # (n,) -1 for an unreadable image
-        self.probability, self.label_probability = np.zeros((2, len(images)))
+    def predictions() -> Iterator[dict[str, Any]]:
+        if isinstance(measures, Measures):
+            columns = (measures.predictions, measures.probabilities.round(6), measures.label_probabilities.round(6))
+            for predicted, of_best, of_label in zip(*(column.tolist() for column in columns)):
+                name = images.classes[predicted]
+                yield {"prediction": name, "probability": of_best, "label_probability": of_label}
+        elif isinstance(measures, TargetMeasures):
+            for scores in measures.scores.tolist():
+                yield {f"predicted {name}": round(score, 6) for name, score in zip(measures.names, scores)}
 
-    def add(self, indices: IndexArray, probabilities: NDArray[np.float64]) -> None:
-        """Add the probabilities (m, K) of the images with these indices."""
-        rows, best = np.arange(len(indices)), probabilities.argmax(axis=1)
-        self.prediction[indices], self.probability[indices] = best, probabilities[rows, best]
-        self.label_probability[indices] = probabilities[rows, self.labels[indices]]
-
-    def result(self) -> FoldResult:
-        known = self.prediction >= 0
-        groups = None if self.groups is None else self.groups[known]
-        return fold_result((self.prediction == self.labels)[known], self.folds[known], groups)
-
-    def write(self, path: Path) -> Path:
-        """Write a row per readable image; `vit doctor --predictions` finds wrong labels with it."""
-        classes, images = self.images.classes, self.images
-        with open_table(path, {}) as write:
-            for index in np.flatnonzero(self.prediction >= 0).tolist():
-                part, inner = 0, index
-                if isinstance(images, Concat):  # of train and val
-                    source, inner = images.part(index)
-                    part = images.parts.index(source)
-                row = {
-                    "path": images.key(index),
-                    "split": ("train", "val")[part],
-                    "index": inner,
-                    "label": classes[self.labels[index]],
-                    "prediction": classes[self.prediction[index]],
-                    "probability": round(float(self.probability[index]), 6),
-                    "label_probability": round(float(self.label_probability[index]), 6),
-                    "fold": int(self.folds[index]) + 1,
-                }
-                write([row])
-        return path
+    with open_table(path, {}) as write:
+        for index, predicted in zip(measures.indices.tolist(), predictions()):
+            part, inner = 0, index
+            if isinstance(images, Concat):  # of train and val
+                source, inner = images.part(index)
+                part = images.parts.index(source)
+            place = {"path": images.key(index), "split": ("train", "val")[part], "index": inner}
+            write([{**place, "label": images.label_text(index), **predicted, "fold": int(folds[index]) + 1}])

@@ -7,19 +7,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from vitruvian.config import DEFAULT_BATCH_SIZE, Preprocess
 from vitruvian.data.doctor.overlap import split_notes
 from vitruvian.data.formats import open_dataset
-from vitruvian.data.groups import assign_folds, hold_out_groups
+from vitruvian.data.groups import assign_folds, group_numbers, hold_out_groups
+from vitruvian.data.order import IndexArray
 from vitruvian.data.sources import Dataset, Source, all_but_test
 from vitruvian.data.transform import Transform
-from vitruvian.errors import ConfigError, UnknownNameError, argument
+from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.evaluation import probe_classifiers as classifiers
 from vitruvian.evaluation.features import FeatureSet, compute_features, open_store
-from vitruvian.evaluation.metrics import wilson
-from vitruvian.evaluation.out_of_fold import OutOfFold, fold_result
+from vitruvian.evaluation.metrics import (
+    ImageMeasures,
+    Interval,
+    accuracy_interval,
+    class_measures,
+    score_logits,
+    wilson,
+)
+from vitruvian.evaluation.out_of_fold import fold_result, write_predictions
 from vitruvian.evaluation.probe_classifiers import HOLD_OUT, Examples, Labels, hold_out_examples
 from vitruvian.evaluation.target_metrics import MEASURES
 from vitruvian.inference import Encoder
@@ -117,7 +126,7 @@ class ProbeInputs:
     neighbors: int | None
     targets: TargetTable | None = None
     predictions: dict[str, Labels] = field(default_factory=dict)  # of the test images, by probes that are not random
-    probabilities: list[NDArray[np.float64]] = field(default_factory=list)  # (m, K) by the linear probe
+    linear: list[ImageMeasures] = field(default_factory=list)  # of the linear probe
 
     @property
     def kind(self) -> str:
@@ -138,8 +147,10 @@ class ProbeInputs:
         if self.targets is not None:
             facts: dict[str, Any] = {"names": self.targets.names, "loss": 0.0, "target": Target(kind=self.kind)}
             facts |= {"indices": np.arange(len(truth)), "targets": truth}
-            measured = [MEASURES[self.kind](scores=scores, **facts).scalars() for scores in runs]
-            metrics = {name: float(np.mean([run[name] for run in measured])) for name in KINDS[self.kind].metrics}
+            measured = [MEASURES[self.kind](scores=scores, **facts) for scores in runs]
+            values = [measures.values(np.ones(len(truth))) for measures in measured]
+            metrics = {name: float(np.mean([run[name] for run in values])) for name in KINDS[self.kind].metrics}
+            self.linear.extend(measured if probe in ("linear", "ridge") else ())
         else:
             if len(runs) == 1:
                 self.predictions[probe] = runs[0]
@@ -184,7 +195,9 @@ def linear(inputs: ProbeInputs) -> Iterator[ProbeResult]:
     if inputs.kind == "multi":
         runs = [classifier.logits(test).sigmoid().numpy()]
     else:
-        inputs.probabilities.append(classifier.logits(test).softmax(dim=1).numpy())
+        truth = torch.from_numpy(inputs.test[1])
+        columns = score_logits(classifier.logits(test), truth, torch.arange(len(truth)), classes=inputs.classes)
+        inputs.linear.append(class_measures(columns, classes=inputs.classes))
         runs = [classifier.predictions(test)]
     yield inputs.result("linear", f"l2 {l2:.2g}", runs, {f"l2 {value:.2g}": top1 for value, top1 in tried.items()})
 
@@ -247,8 +260,6 @@ def probe(
     encoder = (model if isinstance(model, Encoder) else Encoder(model)).with_task_preprocess(data, preprocess)
     assigned = None
     if folds:
-        if opened.target != "single":
-            raise ConfigError(f"{argument('folds')} needs one label per image")
         sources, test_is = [all_but_test(opened)], f"each of {folds} folds in turn"
         assigned = assign_folds(sources[0], folds, 0, group_by)
     else:
@@ -264,33 +275,40 @@ def probe(
         report = probe_features(features, settings, **facts)[1]
         notes += split_notes(sources[0], sources[1], test_is, group_by, track)
     else:
-        out_of_fold = OutOfFold(sources[0], assigned, group_by)
-        report = probe_folds(features[0], out_of_fold, settings, **facts)
-        if predictions is not None:
-            out_of_fold.write(predictions)
+        report, measures = probe_folds(features[0], sources[0], assigned, group_by, settings, **facts)
+        if predictions is not None and measures is not None:
+            write_predictions(predictions, measures, sources[0], assigned)
     if store.damaged:
         notes.append(f"{plural(store.damaged, 'feature', 'was|were')} corrupt in the cache and computed again")
     return replace(report, notes=(*notes, *report.notes))
 
 
-def probe_folds(everything: FeatureSet, out_of_fold: OutOfFold, settings: ProbeSettings, **facts: Any) -> ProbeReport:
-    """Run the probes once per fold; the predictions of the linear probe are added to `out_of_fold`."""
+def probe_folds(
+    everything: FeatureSet, images: Source, assigned: IndexArray, group_by: str, settings: ProbeSettings, **facts: Any
+) -> tuple[ProbeReport, ImageMeasures | None]:
+    """Run the probes once per fold of the images; also returns the metrics of the linear probe, if it runs."""
     unreadable = {image.key for image in everything.unreadable}
-    readable = np.array(
-        [i for i in range(len(out_of_fold.images)) if not unreadable or out_of_fold.images.key(i) not in unreadable]
-    )
-    folds, reports = out_of_fold.folds[readable], []
-    right: dict[str, NDArray[np.bool_]] = {}
+    readable = np.array([i for i in range(len(images)) if not unreadable or images.key(i) not in unreadable])
+    folds, reports = assigned[readable], []
+    measures: list[ImageMeasures] = []
+    right: dict[str, NDArray[np.float64]] = {}
     for fold in np.unique(folds).tolist():
         rows = [np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)]
         parts = [replace(everything, values=everything.values[r], labels=everything.labels[r]) for r in rows]
         inputs, report = probe_features(parts, settings, **facts)
         reports.append(report)
+        measures += [replace(part, indices=readable[rows[1]]) for part in inputs.linear]
         for name, predicted in inputs.predictions.items():
-            right.setdefault(name, np.zeros(len(readable), np.bool_))[rows[1]] = predicted == parts[1].labels
-        if inputs.probabilities:
-            out_of_fold.add(readable[rows[1]], inputs.probabilities[0])
-    groups = None if out_of_fold.groups is None else out_of_fold.groups[readable]
+            right.setdefault(name, np.zeros(len(readable)))[rows[1]] = predicted == parts[1].labels
+    groups = group_numbers(images, group_by)
+    groups = None if groups is None else groups[readable]
+
+    def interval(name: str) -> Interval:
+        def accuracy(drawn: NDArray[np.float64]) -> float:
+            return 100.0 * float(drawn @ right[name] / drawn.sum())
+
+        return fold_result("top1", accuracy, accuracy_interval(right[name] > 0), folds, groups).interval
+
     by_name: dict[str, list[ProbeResult]] = {}
     for result in (result for report in reports for result in report.results):
         by_name.setdefault(result.setting if result.probe == "few-shot" else result.probe, []).append(result)
@@ -303,14 +321,14 @@ def probe_folds(everything: FeatureSet, out_of_fold: OutOfFold, settings: ProbeS
             runs=tuple(result.top1 for result in same),
             deviation=float(np.std([result.top1 for result in same])),
             seconds=sum(result.seconds for result in same),
-            interval=fold_result(right[name], folds, groups).interval if name in right else None,
+            metrics={metric: float(np.mean([r.metrics[metric] for r in same])) for metric in same[0].metrics},
+            interval=interval(name) if name in right else None,
         )
         for name, same in by_name.items()
         if len(same) == len(reports)  # a class may have too few images for some shots in one fold
     ]
-    return replace(
-        reports[0], results=tuple(results), test_images=len(everything), unreadable=dict(everything.unreadable)
-    )
+    facts = {"results": tuple(results), "test_images": len(everything), "unreadable": dict(everything.unreadable)}
+    return replace(reports[0], **facts), measures[0].join(*measures[1:]) if measures else None
 
 
 def probe_features(

@@ -41,7 +41,7 @@ NAMES = (
 
 def write_evaluation(evaluation: Evaluation | TargetEvaluation, folder: Path) -> Path:
     """Write evaluation.json and report.html into a new folder; returns the path of the page."""
-    slice_titles, slices = slice_table(evaluation)
+    (slice_titles, slices), corruptions = slice_table(evaluation), evaluation.corruptions
     if isinstance(evaluation, TargetEvaluation):
         sections = target_sections(evaluation.measures, evaluation.source)
         facts: dict[str, Any] = {"tile_values": measure_tiles(evaluation.measures), "measures": sections}
@@ -60,6 +60,9 @@ def write_evaluation(evaluation: Evaluation | TargetEvaluation, folder: Path) ->
         slice_titles=slice_titles,
         slices=slices,
         worst=describe_worst(evaluation) if evaluation.slices else "",
+        corruption_titles=CORRUPTION_TITLES,
+        corruptions=[] if corruptions is None else corruptions.rows(),
+        corrupted="" if corruptions is None else describe_corruptions(corruptions),
         **facts,
     )
     return write_report(folder, name="evaluation.json", numbers=evaluation.to_json(), page=page)
@@ -67,7 +70,7 @@ def write_evaluation(evaluation: Evaluation | TargetEvaluation, folder: Path) ->
 
 def class_facts(evaluation: Evaluation) -> dict[str, Any]:
     """Template variables of an evaluation of one class per image."""
-    calibration, corruptions = evaluation.calibration, evaluation.corruptions
+    calibration = evaluation.calibration
     tiles = measure_tiles(evaluation.measures)
     if evaluation.space.is_mapped:
         headline = {NAMES[f"{name}_among_all_outputs"]: f"{value:.2f} %" for name, value in evaluation.headline.items()}
@@ -92,9 +95,6 @@ def class_facts(evaluation: Evaluation) -> dict[str, Any]:
         "no_temperature": calibration.obstacle if calibration.temperature is None else "",
         "fitted_on": calibration.fitted_on,
         "rejection": evaluation.rejection,
-        "corruption_titles": CORRUPTION_TITLES,
-        "corruptions": [] if corruptions is None else corruptions.rows(),
-        "corrupted": "" if corruptions is None else describe_corruptions(corruptions),
         "measures": measure_sections(evaluation.measures, evaluation.space.classes, evaluation.source),
     }
 
@@ -125,10 +125,11 @@ CORRUPTION_TITLES = ("corruption", *(f">strength {strength}" for strength in ran
 
 
 def describe_corruptions(result: CorruptionResult) -> str:
-    """The mean accuracy over corruptions in one line."""
-    low, high = result.interval
+    """The mean over corruptions in one line."""
+    number = "{:.4g}" if result.metric in LOWER_IS_BETTER else "{:.2f}"
+    mean, ends = metrics.METRIC_TEXTS[result.metric].format(result.mean), map(number.format, result.interval)
     ways = f"{len(result.kinds)} corruptions at {STRENGTHS} strengths"
-    return f"top-1 {result.mean:.2f}% ({low:.2f} to {high:.2f}) on {result.count:,} images, mean over {ways}"
+    return f"{mean} ({' to '.join(ends)}) on {result.count:,} images, mean over {ways}"
 
 
 def slice_table(evaluation: Evaluation | TargetEvaluation) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitruvian.data.loader import Batch
 from vitruvian.errors import DataError, NotFiniteError
 from vitruvian.evaluation.metrics import RESAMPLES, ImageMeasures, Interval, bootstrap, score_batches
-from vitruvian.targets import COVERAGE, KINDS, Target, TargetTable
+from vitruvian.targets import COVERAGE, KINDS, SEPARATOR, Target, TargetTable
 
 # n images, K outputs: labels or numbers
 
@@ -61,6 +61,9 @@ class TargetMeasures(ImageMeasures):
         low, high = self.intervals()[self.metric]
         return {f"{self.metric}_low": low, f"{self.metric}_high": high} if np.isfinite(low + high) else {}
 
+    def weighted(self, drawn: Floats) -> float:
+        return self.values(drawn)[self.metric]
+
     @abstractmethod
     def values(self, drawn: Floats) -> dict[str, float]:
         """The metrics by name, if each image counts as often as it was drawn (n,)."""
@@ -68,6 +71,10 @@ class TargetMeasures(ImageMeasures):
     @abstractmethod
     def per_output(self) -> dict[str, Floats]:
         """Metrics (K,) of each label or number by name."""
+
+    @abstractmethod
+    def text(self, row: int) -> str:
+        """The prediction for an image."""
 
     @abstractmethod
     def fit(self) -> Target:
@@ -82,15 +89,19 @@ class TargetMeasures(ImageMeasures):
             result[part] = fit(self.scores[rest], self.targets[rest])
         return result
 
+    @property
+    def resamples(self) -> int:
+        """Draws of the bootstrap that are affordable."""
+        return int(np.clip(BOOTSTRAP_CELLS / self.targets.size, 50, RESAMPLES))
+
     def intervals(self, seed: int = 0) -> dict[str, Interval]:
         """Bootstrap intervals of the metrics."""
-        resamples = int(np.clip(BOOTSTRAP_CELLS / self.targets.size, 50, RESAMPLES))
 
         def statistic(drawn: Floats) -> list[float]:
             values = self.values(drawn)
             return [values[name] for name in self.metrics]
 
-        return dict(zip(self.metrics, bootstrap(statistic, self.count, seed=seed, resamples=resamples)))
+        return dict(zip(self.metrics, bootstrap(statistic, self.count, seed=seed, resamples=self.resamples)))
 
 
 class SortedScores:
@@ -183,6 +194,9 @@ class LabelMeasures(TargetMeasures):
             "coverage": float(drawn @ self.covered / drawn.sum()),
         }
 
+    def text(self, row: int) -> str:
+        return SEPARATOR.join(self.names[k] for k in np.flatnonzero(self.decisions[row])) or "none"
+
     def per_output(self) -> dict[str, Floats]:
         ones = np.ones(self.count)
         hits, positives, predicted = self.counts(ones)
@@ -237,6 +251,9 @@ class NumberMeasures(TargetMeasures):
 
     def values(self, drawn: Floats) -> dict[str, float]:
         return {name: float(values.mean()) for name, values in self.columns(drawn).items()}
+
+    def text(self, row: int) -> str:
+        return ", ".join(f"{score:.4g}" for score in self.scores[row])
 
     @property
     def covered(self) -> float:

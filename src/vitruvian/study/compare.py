@@ -14,15 +14,17 @@ from vitruvian.catalog import title_of
 from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.cost import parameters
 from vitruvian.data.doctor.doctor_report import thumbnail_of
-from vitruvian.data.sources import Source
+from vitruvian.data.sources import Dataset, Source
 from vitruvian.errors import ConfigError, DataError, argument
-from vitruvian.evaluation.evaluate import Evaluation, evaluate_classes
-from vitruvian.evaluation.metrics import LEVEL, Interval, Z
+from vitruvian.evaluation.evaluate import Evaluation, TargetEvaluation, evaluate
+from vitruvian.evaluation.metrics import LEVEL, TARGET_NAMES, Interval, Measures, Z, bootstrap
 from vitruvian.evaluation.report import with_interval
+from vitruvian.evaluation.target_metrics import LabelMeasures, TargetMeasures
 from vitruvian.inference import Encoder
 from vitruvian.model.build import Model
 from vitruvian.progress import Track, no_tracking
 from vitruvian.report.html import flatten, render, short_name, write_report
+from vitruvian.targets import LOWER_IS_BETTER
 from vitruvian.text import plural
 from vitruvian.training.run_folder import Run
 from vitruvian.training.splits import DataRef, split_data
@@ -35,14 +37,14 @@ SHOWN = 24  # number of images that a page shows
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """A model compared with the first one on the same images; in percent."""
+    """A model compared with the first one on the same images; accuracies and mAP in percent."""
 
     model: str
-    difference: float  # top-1 accuracy minus that of the first model
+    difference: float  # of the metric, minus that of the first model
     interval: Interval
-    p: float  # of McNemar's exact test: how often chance alone gives a difference as large
-    only_first: int  # images that only the first model classifies correctly
-    only_this: int
+    p: float | None = None  # of McNemar's exact test: how often chance alone gives a difference as large
+    only_first: int | None = None  # images that only the first model classifies correctly
+    only_this: int | None = None  # these three are None for several labels and numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +59,18 @@ class ImageDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The result of `compare`; accuracies in percent."""
+    """The result of `compare`; accuracies and mAP in percent. In JSON, the values have the name of the metric."""
 
     data: str
     images_are: str
     count: int
     models: tuple[str, ...]
-    top1: tuple[float, ...]  # of each model
+    metric: str  # the most important of the kind of target
+    values: tuple[float, ...]  # of each model
     intervals: tuple[Interval, ...]
     pairs: tuple[PairedDifference, ...]  # each other model with the first
-    classes: tuple[tuple[str, int, tuple[float, ...]], ...]  # name, images and accuracies; the largest spread first
+    classes: tuple[tuple[str, int, tuple[float, ...]], ...]
+    """Of each class, label or number: name, images, and accuracy, AP or mean error by model; largest spread first."""
     images: tuple[ImageDifference, ...]
     settings: dict[str, tuple[str, ...]]  # values of each model for every setting in which they differ
     notes: tuple[str, ...]
@@ -74,9 +78,10 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """The comparison as a JSON object."""
-        simple = ("data", "images_are", "count", "models", "top1", "intervals", "settings", "notes")
-        classes = [{"class": name, "images": count, "top1": values} for name, count, values in self.classes]
+        simple = ("data", "images_are", "count", "models", "intervals", "settings", "notes")
+        classes = [{"class": name, "images": count, self.metric: values} for name, count, values in self.classes]
         return {name: getattr(self, name) for name in simple} | {
+            self.metric: self.values,
             "pairs": [asdict(pair) for pair in self.pairs],
             "classes": classes,
             "images": [asdict(image) for image in self.images],
@@ -112,41 +117,88 @@ def compare(
         if split is not None:
             raise ConfigError(f"{argument('split')} needs {argument('data')}")
         data, images_are = held_out_images(runs)
-    evaluations = [evaluate_classes(data, model, split=split, batch_size=batch_size, track=track) for model in models]
+    evaluations = [evaluate(data, model, split=split, batch_size=batch_size, track=track) for model in models]
     first = evaluations[0]
     short = [short_name(evaluation.model) for evaluation in evaluations]
     names = tuple(f"{name} ({i})" if short.count(name) > 1 else name for i, name in enumerate(short, 1))
-    if any(evaluation.space.labels.tolist() != first.space.labels.tolist() for evaluation in evaluations):
+    if any(outputs_of(evaluation) != outputs_of(first) for evaluation in evaluations):
         raise DataError("the models know different classes of the data", where=first.data)
     indices: NDArray[np.int64] = reduce(np.intersect1d, [evaluation.measures.indices for evaluation in evaluations])
     measures = [e.measures.part(np.flatnonzero(np.isin(e.measures.indices, indices))) for e in evaluations]
-    predictions = np.stack([part.predictions for part in measures])  # (M, n)
-    right = np.stack([part.right for part in measures])
-    classes, labels, counts = first.space.classes, measures[0].labels, measures[0].class_counts.tolist()
-    accuracies = zip(*(part.class_accuracy.tolist() for part in measures))  # of each class, M values
-    by_class = [row for row in zip(classes, counts, accuracies) if row[1]]
-    differing = np.flatnonzero((predictions != predictions[0]).any(axis=0))
-    # first the images on which the models differ in being right
-    order = sorted(differing.tolist(), key=lambda i: bool(right[:, i].all() or not right[:, i].any()))
+    source, metric = first.source, measures[0].metric
+    if isinstance(first, Evaluation):
+        facts = compare_classes([part for part in measures if isinstance(part, Measures)], first.space.classes, names)
+    else:
+        facts = compare_targets([part for part in measures if isinstance(part, TargetMeasures)], names)
+    by_class, pairs, images = facts
     return Comparison(
         data=first.data,
-        images_are=images_are or first.part,
+        images_are=images_are or (first.part if isinstance(first, Evaluation) else f"the split {first.split!r}"),
         count=len(indices),
         models=names,
-        top1=tuple(part.top1 for part in measures),
-        intervals=tuple(part.intervals()["top1"] for part in measures),
-        pairs=tuple(paired_difference(name, right[0], row) for name, row in zip(names[1:], right[1:])),
+        metric=metric,
+        values=tuple(part.weighted(np.ones(len(indices))) for part in measures),
+        intervals=tuple(part.intervals()[metric] for part in measures),
+        pairs=tuple(pairs),
         classes=tuple(sorted(by_class, key=lambda row: min(row[2]) - max(row[2]))),
         images=tuple(
-            ImageDifference(
-                first.source.key(index), classes[labels[i]], tuple(map(classes.__getitem__, guesses)), index
-            )
-            for i, index, guesses in ((i, int(indices[i]), predictions[:, i]) for i in order)
+            ImageDifference(source.key(index), source.label_text(index), predictions, index)
+            for index, predictions in ((int(indices[row]), predictions) for row, predictions in images)
         ),
         settings=differing_settings([settings_of(evaluation, run) for evaluation, run in zip(evaluations, runs)]),
         notes=tuple(dict.fromkeys(note for evaluation in evaluations for note in evaluation.notes)),
-        source=first.source,
+        source=source,
     )
+
+
+ByClass = list[tuple[str, int, tuple[float, ...]]]
+Different = list[tuple[int, tuple[str, ...]]]  # rows of images, with the predictions of each model
+
+
+def outputs_of(evaluation: Evaluation | TargetEvaluation) -> list[Any]:
+    """What must be equal for models to be compared: the kind of target, and the classes or outputs."""
+    if isinstance(evaluation, Evaluation):
+        return ["single", *evaluation.space.labels.tolist()]
+    return [evaluation.measures.target.kind, *evaluation.measures.names]
+
+
+def compare_classes(
+    measures: Sequence[Measures], classes: Sequence[str], names: Sequence[str]
+) -> tuple[ByClass, list[PairedDifference], Different]:
+    """Accuracies by class, differences and images of models of one class per image."""
+    predictions = np.stack([part.predictions for part in measures])  # (M, n)
+    right = np.stack([part.right for part in measures])
+    accuracies = zip(*(part.class_accuracy.tolist() for part in measures))  # of each class, M values
+    by_class = [row for row in zip(classes, measures[0].class_counts.tolist(), accuracies) if row[1]]
+    pairs = [paired_difference(name, right[0], row) for name, row in zip(names[1:], right[1:])]
+    differing = np.flatnonzero((predictions != predictions[0]).any(axis=0))
+    # first the images on which the models differ in being right
+    order = sorted(differing.tolist(), key=lambda i: bool(right[:, i].all() or not right[:, i].any()))
+    return by_class, pairs, [(i, tuple(classes[guess] for guess in predictions[:, i])) for i in order]
+
+
+def compare_targets(
+    measures: Sequence[TargetMeasures], names: Sequence[str]
+) -> tuple[ByClass, list[PairedDifference], Different]:
+    """Metrics by label or number, differences with paired bootstrap intervals, and images."""
+    first = measures[0]
+    columns = [list(part.per_output().values())[:2] for part in measures]  # images, and AP or mean absolute error
+    values = zip(*(metric.tolist() for _, metric in columns))
+    counts = columns[0][0].astype(np.int64).tolist()
+    by_class = [row for row in zip(first.names, counts, values) if not np.isnan(row[2]).any()]
+    pairs = []
+    for name, other in zip(names[1:], measures[1:]):
+
+        def difference(drawn: NDArray[np.float64], other: TargetMeasures = other) -> float:
+            return other.weighted(drawn) - first.weighted(drawn)
+
+        interval = bootstrap(difference, first.count, seed=0, resamples=first.resamples)
+        pairs.append(PairedDifference(name, difference(np.ones(first.count)), interval))
+    shown = [part.decisions if isinstance(part, LabelMeasures) else part.scores for part in measures]
+    gaps = np.max([np.abs(np.subtract(row, shown[0], dtype=np.float64)) for row in shown], axis=0)  # (n, K)
+    gaps = (gaps / np.maximum(gaps.mean(axis=0), 1e-12)).sum(axis=1)
+    order = [row for row in np.argsort(-gaps, kind="stable").tolist() if gaps[row]]
+    return by_class, pairs, [(row, tuple(part.text(row) for part in measures)) for row in order]
 
 
 def find_run(model: object) -> Run | None:
@@ -155,7 +207,7 @@ def find_run(model: object) -> Run | None:
     return next((Run(folder) for folder in (path, path.parent) if (folder / RUN_FILE).is_file()), None)
 
 
-def held_out_images(runs: Sequence[Run | None]) -> tuple[Source, str]:
+def held_out_images(runs: Sequence[Run | None]) -> tuple[Dataset, str]:
     """The images that every run held out, and their description."""
     hint = f"give {argument('data')} to compare them on"
     if any(run is None or not run.facts.get("data") for run in runs):
@@ -164,7 +216,8 @@ def held_out_images(runs: Sequence[Run | None]) -> tuple[Source, str]:
     keys = [[part.validation.key(i) for i in range(len(part.validation))] for part in splits]
     if any(other != keys[0] for other in keys):
         raise DataError("the runs held out different images", where=splits[0].name, hint=hint)
-    return splits[0].validation, splits[0].validation_is
+    images = splits[0].validation
+    return Dataset(name=images.name, splits={"val": images}), splits[0].validation_is
 
 
 def paired_difference(name: str, first: NDArray[np.bool_], other: NDArray[np.bool_]) -> PairedDifference:
@@ -186,7 +239,7 @@ def mcnemar(lost: int, gained: int) -> float:
     return min(1.0, 2 * tail)
 
 
-def settings_of(evaluation: Evaluation, run: Run | None) -> dict[str, str]:
+def settings_of(evaluation: Evaluation | TargetEvaluation, run: Run | None) -> dict[str, str]:
     """The settings of a model: its architecture, its input, and the recipe of its run."""
     model = evaluation.classifier.model
     known: dict[str, Any] = {"input": getattr(model.meta.preprocess, "summary", str)()}
@@ -201,15 +254,27 @@ def differing_settings(settings: Sequence[dict[str, str]]) -> dict[str, tuple[st
     return {name: row for name, row in values.items() if len(set(row)) > 1}
 
 
-def describe_pair(pair: PairedDifference, first: str) -> str:
+def describe_pair(pair: PairedDifference, first: str, metric: str) -> str:
     """One line: the difference from the model `first`, its interval and p-value, and the images that differ."""
     low, high = pair.interval
-    verdict = "not significant" if low <= 0 <= high else "better" if low > 0 else "worse"
+    is_better = (high < 0) if metric in LOWER_IS_BETTER else (low > 0)
+    verdict = "not significant" if low <= 0 <= high else "better" if is_better else "worse"
+    number, unit = ("{:+.4g}", "") if metric in LOWER_IS_BETTER else ("{:+.2f}", " points")
+    difference, ends = number.format(pair.difference), f"{number} to {number}".format(low, high)
+    text = f"{pair.model} - {first}: {difference}{unit} ({LEVEL:g}% interval {ends}"
+    if pair.p is None or pair.only_this is None:
+        return f"{text}), {verdict}"
     return (
-        f"{pair.model} - {first}: {pair.difference:+.2f} points ({LEVEL:g}% interval {low:+.2f} to {high:+.2f}, "
-        f"McNemar p = {pair.p:.2g}), {verdict}; {plural(pair.only_this, 'image', 'is|are')} correct "
+        f"{text}, McNemar p = {pair.p:.2g}), {verdict}; {plural(pair.only_this, 'image', 'is|are')} correct "
         f"only for {pair.model}, {pair.only_first:,} only for {first}"
     )
+
+
+def format_value(metric: str, value: float, interval: Interval) -> str:
+    """The value of a model with its interval."""
+    if metric in LOWER_IS_BETTER:
+        return "{:.4g} ({:.4g} to {:.4g})".format(value, *interval)
+    return with_interval(value, interval)
 
 
 def write_comparison(result: Comparison, folder: Path) -> Path:
@@ -219,9 +284,13 @@ def write_comparison(result: Comparison, folder: Path) -> Path:
         "compare.html",
         title=" and ".join(result.models),
         subtitle=f"compared on {result.count:,} images of {Path(result.data).name}, {result.images_are}",
-        tile_values=dict(zip(result.models, map(with_interval, result.top1, result.intervals))),
-        pairs=[describe_pair(pair, result.models[0]) for pair in result.pairs],
-        class_titles=["class", ">images", *(f"{name} %" for name in columns)],
+        tile_values={
+            name: format_value(result.metric, value, ends)
+            for name, value, ends in zip(result.models, result.values, result.intervals)
+        },
+        metric=(TARGET_NAMES | {"top1": "accuracy, %"})[result.metric],
+        pairs=[describe_pair(pair, result.models[0], result.metric) for pair in result.pairs],
+        class_titles=["class", ">images", *columns],
         classes=[(name, count, *values) for name, count, values in result.classes],
         setting_titles=["setting", *result.models],
         settings=[(name, *values) for name, values in result.settings.items()],

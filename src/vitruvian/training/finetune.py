@@ -21,12 +21,12 @@ import torch
 from markupsafe import Markup
 
 from vitruvian.data.formats import BUILT_IN
-from vitruvian.data.groups import assign_folds
-from vitruvian.data.sources import all_but_test
+from vitruvian.data.groups import assign_folds, group_numbers
+from vitruvian.data.sources import Dataset, all_but_test
 from vitruvian.errors import ConfigError, Interrupted, TrainingError, argument
-from vitruvian.evaluation.evaluate import evaluate_classes
-from vitruvian.evaluation.metrics import MEASURE_NAMES, TARGET_NAMES, probabilities
-from vitruvian.evaluation.out_of_fold import PREDICTIONS_FILE, FoldResult, OutOfFold
+from vitruvian.evaluation.evaluate import evaluate
+from vitruvian.evaluation.metrics import MEASURE_NAMES, TARGET_NAMES, ImageMeasures
+from vitruvian.evaluation.out_of_fold import PREDICTIONS_FILE, FoldResult, fold_result, write_predictions
 from vitruvian.evaluation.target_metrics import TargetMeasures
 from vitruvian.files import read_json, write_json, write_text
 from vitruvian.model.build import Model, empty
@@ -580,9 +580,10 @@ def cross_validate(
     """
     ref = DataRef.of(data)
     recipe = settings if isinstance(settings, Recipe) else settings.recipe
-    images = all_but_test(ref.dataset)
-    if recipe.objective != "labels" or recipe.class_range != (0.0, 1.0) or images.targets is not None:
-        raise TrainingError("cross-validation needs one label per image, and all classes")
+    dataset = ref.open(recipe.target)
+    images = all_but_test(dataset)
+    if recipe.objective != "labels" or recipe.class_range != (0.0, 1.0):
+        raise TrainingError("cross-validation needs labels, and all classes")
     assigned = assign_folds(images, folds, recipe.split_seed, recipe.group_by)  # raises before anything is written
     lrs = (recipe.lr,) if isinstance(settings, Recipe) else settings.lrs
     fixed = fixed_settings(ref.name, recipe, folds=folds, lrs=lrs)
@@ -615,14 +616,17 @@ def cross_validate(
         if failed is not None:
             reason = "training diverged in this fold"
             raise TrainingError(reason, where=failed.folder, hint=f"try a lower {argument('lr')}")
-        predictions = OutOfFold(images, assigned, recipe.group_by)
+        parts: list[ImageMeasures] = []
         for fold, (run, trial) in enumerate(zip(runs, trials)):
-            evaluation = evaluate_classes(fold_of(ref.dataset, trial.recipe)[1], run.folder / "model")
-            rows = np.flatnonzero(assigned == fold)[evaluation.outputs.indices]
-            logits = torch.from_numpy(np.asarray(evaluation.outputs.logits)).double()
-            predictions.add(rows, probabilities(logits, recipe.score_function).numpy())
-        result = CrossValidation(folder=folder, result=predictions.result(), runs=tuple(runs))
+            held_out = Dataset(name=images.name, splits={"test": fold_of(dataset, trial.recipe)[1]})
+            measured = evaluate(held_out, run.folder / "model").measures
+            parts.append(replace(measured, indices=np.flatnonzero(assigned == fold)[measured.indices]))
+        measures, groups = parts[0].join(*parts[1:]), group_numbers(images, recipe.group_by)
+        rows, interval = measures.indices, measures.intervals()[measures.metric]
+        groups = None if groups is None else groups[rows]
+        summary = fold_result(measures.metric, measures.weighted, interval, assigned[rows], groups)
+        result = CrossValidation(folder=folder, result=summary, runs=tuple(runs))
         if processes.is_main:
-            predictions.write(result.predictions)
+            write_predictions(result.predictions, measures, images, assigned)
             write_json(folder / FOLDS_FILE, {"settings": fixed, "result": result.to_json()})
         return result
