@@ -14,6 +14,7 @@ from vitruvian.errors import ConfigError, DataError
 from vitruvian.evaluation.conformal import fit_target_sets
 from vitruvian.evaluation.corruptions import Corrupted
 from vitruvian.evaluation.evaluate import evaluate, evaluate_classes, run_targets, save_calibrated
+from vitruvian.evaluation.probe import probe
 from vitruvian.evaluation.report import write_evaluation
 from vitruvian.evaluation.target_metrics import MEASURES
 from vitruvian.inference import Classifier
@@ -100,6 +101,19 @@ def test_labels_and_numbers_are_evaluated_by_name(images):
         evaluate_classes(images / "list.csv", model)
     with pytest.raises(ConfigError, match="unknown= is for models of one class per image"):
         evaluate(images / "list.csv", model, unknown=images)
+
+
+def test_images_without_any_label_have_no_precision_and_valid_json(images):
+    rows = [f"{i}.png,0,0,{'x' * (i % 2)}" for i in range(12)]
+    (images / "none.csv").write_text("\n".join(["path,red,green,camera", *rows]))
+    evaluation = evaluate(images / "none.csv", model_of(Target(kind="multi"), ("red", "green")), by="camera")
+    text = json.dumps(evaluation.to_json(), allow_nan=False)
+    assert "map" not in json.loads(text)
+    assert json.loads(text)["slices"][0] == {"name": "", "count": 6, "value": None, "interval": [None, None]}
+    rows = [f"{i}.png,{i % 2 * (i < 6)},{i % 3 // 2 * (i < 6)},{'train' if i < 6 else 'test'}" for i in range(12)]
+    (images / "none.csv").write_text("\n".join(["path,red,green,split", *rows]))
+    report = probe(images / "none.csv", build(CONFIG, seed=0), target="multi:red,green", only=["linear"])
+    assert json.loads(json.dumps(report.to_json(), allow_nan=False))["results"][0]["metrics"]["map"] is None
 
 
 @pytest.mark.parametrize("target", [Target(kind="multi"), Target(kind="number", mean=(15.0,), std=(3.0,))])

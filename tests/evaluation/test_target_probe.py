@@ -5,9 +5,13 @@ import pytest
 import torch
 
 from vitruvian.config import ViTConfig
+from vitruvian.errors import DataError
+from vitruvian.evaluation.evaluate import evaluate
 from vitruvian.evaluation.probe import probe
 from vitruvian.evaluation.probe_classifiers import STRENGTHS, fit_linear, fit_numbers, fit_ridge, neighbor_scores
+from vitruvian.inference import Encoder
 from vitruvian.model.build import build
+from vitruvian.training.initial_model import probe_model
 
 sklearn = pytest.importorskip("sklearn.linear_model")
 
@@ -66,3 +70,21 @@ def test_a_frozen_model_is_probed_by_the_metrics_of_the_target(tmp_path, monkeyp
     else:
         assert metrics["ridge"]["r2"] > 0.5
     assert "top1" not in report.to_json()["results"][0]
+
+
+@pytest.mark.parametrize("target", ["multi:red,green,blue", "number:brightness"])
+def test_a_probe_is_saved_as_a_model_of_its_target(tmp_path, monkeypatch, target):
+    from mixtures import write_mixtures
+
+    monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "cache"))
+    config = ViTConfig(image_size=8, patch_size=4, depth=1, width=16, mlp_dim=16, num_heads=2, num_classes=0)
+    data, encoder = write_mixtures(tmp_path / "data"), Encoder(build(config, seed=0), device="cpu")
+    model = probe_model(data, encoder, target=target)
+    kind, _, names = target.partition(":")
+    assert (model.meta.target.kind, model.meta.labels) == (kind, tuple(names.split(",")))
+    report, evaluation = probe(data, encoder, target=target, only=["linear"]), evaluate(data, model)
+    for name in ("map",) if kind == "multi" else ("mae", "r2"):  # thresholds are not saved
+        assert report.results[0].metrics[name] > 0
+        assert evaluation.numbers[name] == pytest.approx(report.results[0].metrics[name], rel=1e-3)
+    with pytest.raises(DataError, match="of several labels or numbers, only the linear probe can be saved"):
+        probe_model(data, encoder, target=target, shots=1)

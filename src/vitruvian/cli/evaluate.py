@@ -260,7 +260,8 @@ def probe(
         from vitruvian.training.initial_model import probe_model
 
         few = max(shot_counts) if shot_counts and "linear" not in probes["only"] else 0
-        vt.save(probe_model(data, encoder, shots=few, group_by=group_by or "", batch_size=batch_size), save_to)
+        chosen: Any = {"shots": few, "group_by": group_by or "", "target": target or "auto", "batch_size": batch_size}
+        vt.save(probe_model(data, encoder, **chosen), save_to)
         print_status(f"wrote the probe to {save_to} (vit predict IMAGES --model {save_to})")
 
 

@@ -104,7 +104,10 @@ class EvaluatedImages:
             "split": self.split,
             "interval_percent": metrics.LEVEL,
             "by": self.by,
-            "slices": [asdict(part) | {"value": finite(part.value)} for part in self.slices],
+            "slices": [
+                asdict(part) | {"value": finite(part.value), "interval": list(map(finite, part.interval))}
+                for part in self.slices
+            ],
             "sets": None if self.sets is None else asdict(self.sets),
             "corruptions": None if self.corruptions is None else asdict(self.corruptions),
             "unreadable": dict(self.unreadable),
@@ -270,7 +273,7 @@ class TargetEvaluation(EvaluatedImages):
             "target": self.measures.target.kind,
             "count": self.measures.count,
             **self.numbers,
-            "intervals": {name: list(ends) for name, ends in self.intervals.items()},
+            "intervals": {name: list(self.intervals[name]) for name in self.numbers},
             "outputs": {"name": list(self.measures.names), **outputs},
         }
 

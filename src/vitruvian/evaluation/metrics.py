@@ -5,6 +5,7 @@ which has a width even if all predictions are correct (E. B. Wilson, 1927). The 
 of their mean by square roots of sums of squares (MOVER: G. Y. Zou et al., 2009). Other numbers use the bootstrap.
 """
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -416,7 +417,9 @@ def bootstrap(statistic: Statistic, count: int, *, seed: int, resamples: int = R
 
 
 def central(draws: Sequence[Any] | NDArray[np.float64]) -> Any:
-    """The central LEVEL percent of draws (n,), or a list of those of draws (n, K)."""
+    """The central LEVEL percent of draws (n,), or a list of those of draws (n, K); NaN where all draws are NaN."""
     tail = (100.0 - LEVEL) / 2
-    ends = np.nanpercentile(draws, [tail, 100.0 - tail], axis=0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "All-NaN slice")
+        ends = np.nanpercentile(draws, [tail, 100.0 - tail], axis=0)
     return tuple(ends.tolist()) if ends.ndim == 1 else list(zip(*ends.tolist()))

@@ -77,6 +77,8 @@ class ProbeReport(Record):
         for result in content["results"]:
             for name in ("top1", "mean_per_class", "runs", "deviation") if result["metrics"] else ("metrics",):
                 del result[name]
+            for name, value in result.get("metrics", {}).items():
+                result["metrics"][name] = None if np.isnan(value) else value  # such as the mAP without a label
         return content
 
 

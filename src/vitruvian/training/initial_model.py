@@ -241,12 +241,7 @@ def fit_head(
         feature_set = shared_features(encoder, images, processes)
     finally:
         model.train(was_training)
-    if model.meta.score_function == "identity":
-        values, targets = feature_set.examples
-        mean, std = np.array(model.meta.target.mean), np.array(model.meta.target.std)
-        head = classifiers.fit_numbers(values, (targets - mean) / std)
-    else:
-        head = fit_logistic(feature_set)
+    head = fit_probe(feature_set, model.meta.target)
     set_head(model, head, head_bias(recipe, len(source.classes)))
     return head
 
@@ -277,16 +272,27 @@ def set_head(model: Model, head: Head, added: float = 0.0) -> None:
     model.head.bias.copy_(heads * bias + added)
 
 
-def with_head(model: Model, head: Head, classes: Sequence[str], origin: str) -> Model:
-    """A copy of a model in evaluation mode with this head, which reads the same features, for these classes."""
+def with_head(model: Model, head: Head, classes: Sequence[str], origin: str, target: Target = SINGLE) -> Model:
+    """A copy of a model in evaluation mode with this head, which reads the same features, for these outputs."""
     config = model.config.replace(num_classes=len(classes))
     state = {name: tensor.cpu() for name, tensor in plain_state(model).items() if not name.startswith(HEADS)}
     for prefix in HEADS if isinstance(config, ViTConfig) and config.distillation else HEADS[:1]:
         state |= {f"{prefix}weight": torch.zeros(len(classes), config.feature_width)}
         state |= {f"{prefix}bias": torch.zeros(len(classes))}
-    copy = assemble(empty(config), state, model.meta.for_new_head(tuple(classes)).replace(origin=origin))
+    meta = model.meta.for_new_head(tuple(classes)).replace(origin=origin, target=target)
+    if target != SINGLE:
+        meta = meta.replace(score_function=KINDS[target.kind].score_function)
+    copy = assemble(empty(config), state, meta)
     set_head(copy, head)
     return copy
+
+
+def fit_probe(features: FeatureSet, target: Target) -> Head:
+    """A linear probe as a head: logistic regression, or ridge regression of numbers in the units of the target."""
+    if KINDS[target.kind].score_function != "identity":
+        return fit_logistic(features)
+    values, numbers = features.examples
+    return classifiers.fit_numbers(values, (numbers - np.array(target.mean)) / np.array(target.std))
 
 
 def fit_logistic(features: FeatureSet) -> Head:
@@ -308,19 +314,26 @@ def head_of_probe(probe: classifiers.LinearClassifier) -> Head:
 
 
 def probe_model(
-    data: object, encoder: Encoder, *, shots: int = 0, group_by: str = "", batch_size: int = DEFAULT_BATCH_SIZE
+    data: object,
+    encoder: Encoder,
+    *,
+    shots: int = 0,
+    group_by: str = "",
+    target: str = "auto",
+    batch_size: int = DEFAULT_BATCH_SIZE,
 ) -> Model:
     """The encoder's model with the linear probe of `vit probe` as its head, or with the few-shot probe of `shots`."""
-    sources, test_is = probe_sources(open_dataset(data), group_by)
+    sources, test_is = probe_sources(open_dataset(data, target=target, accepts=KINDS), group_by)
     train, _, *dev = sources
     source = Concat([train, *dev], name=train.name) if dev else train
     features = compute_features(encoder, source, open_store(encoder), batch_size=batch_size)
-    if features.targets is not None:
-        raise DataError("only a probe of one class per image can be saved", where=source.name)
-    name, head, classes = "linear", fit_logistic(features), len(source.classes)
+    if features.targets is not None and shots:
+        raise DataError("of several labels or numbers, only the linear probe can be saved", where=source.name)
+    goal = target_of(source)
+    name, head, classes = "linear", fit_probe(features, goal), len(source.classes)
     if shots:
         orders = classifiers.shuffle_classes(features.labels, classes=classes, seed=classifiers.SEEDS[0])
         few = [part[np.concatenate([order[:shots] for order in orders])] for part in features.examples]
         name, head = "few-shot", head_of_probe(classifiers.fit_fewshot(*few, classes=classes))
     origin = f"{name} probe of {encoder.name} on {source.name}, {len(features):,} images; not fitted to {test_is}"
-    return with_head(encoder.torch_model, head, source.classes, origin)
+    return with_head(encoder.torch_model, head, source.classes, origin, goal)
