@@ -41,6 +41,7 @@ from vitruvian.model.batching import eval_mode, map_over_cores, map_over_shapes
 from vitruvian.model.build import Model
 from vitruvian.model.resnet import ResNet
 from vitruvian.progress import Track, no_tracking
+from vitruvian.report.html import notebook
 from vitruvian.settings import BatchSize, Size, check_range, validate
 from vitruvian.targets import Target
 from vitruvian.tasks import preprocess_for
@@ -111,6 +112,13 @@ class Prediction:
         return described | {"probability": self.probability} | flag
 
 
+class Predictions(list[Prediction]):
+    """The predictions for one image, most probable first."""
+
+    def _repr_html_(self) -> str:
+        return notebook("", ("class", ">probability"), [(p.label, p.text) for p in self])
+
+
 @dataclass(frozen=True, slots=True)
 class ImageResult:
     """The predictions for one image, most probable first, or the error that prevented them."""
@@ -123,6 +131,11 @@ class ImageResult:
     """The score is below the model's threshold: the image shows none of its classes."""
     prediction_set: tuple[str, ...] | None = None
     """The conformal prediction set, which may be empty; None if the model has none (`ModelMeta.coverage`)."""
+
+    def _repr_html_(self) -> str:
+        notes = [self.error] * bool(self.error) + ["rejected (none of the classes)"] * self.rejected
+        notes += [] if self.prediction_set is None else [f"set: {', '.join(self.prediction_set) or 'empty'}"]
+        return notebook(self.path, ("class", ">probability"), [(p.label, p.text) for p in self.predictions], notes)
 
     def to_json(self) -> dict[str, object]:
         """The path with either the predictions or the error, as a JSON object."""
@@ -549,11 +562,11 @@ class Classifier(Encoder):
         Raises:
             ImageError: An image cannot be read, or its outputs are not finite.
         """
-        predictions = []
+        predictions: list[list[Prediction]] = []
         for result in self.stream(images, top=top, batch_size=batch_size):
             if result.error:
                 raise ImageError(result.error)
-            predictions.append(list(result.predictions))
+            predictions.append(Predictions(result.predictions))
         return predictions
 
     def stream(

@@ -94,7 +94,7 @@ def write_page(
     """Write a page about the training, the digits and the photos to the folder of the run."""
     from PIL import Image
 
-    from vitruvian.explain.explainer import image_context, overlays
+    from vitruvian.explain.explainer import image_context
     from vitruvian.files import write_text
     from vitruvian.report.chart import Chart, Line
     from vitruvian.report.color import HELD_OUT
@@ -103,7 +103,7 @@ def write_page(
     last = run.evaluation
     curve = Line("test digits", [(line["step"], line["top1"]) for line in run.metrics("val")], color=HELD_OUT)
     shown = [(thumbnail(Image.fromarray(digit), caption), caption) for digit, caption in zip(digits, captions)]
-    contexts = [image_context(photo, overlays(explainer, photo)) for photo in photos]
+    contexts = [image_context(photo, photo.overlays()) for photo in photos]
     for values in (values for values in contexts if values["rejected"]):
         values |= {"overlays": values["overlays"][:1], "predictions": []}  # the image alone, without maps of classes
     page = render(

@@ -88,15 +88,10 @@ def evaluate(
 
 def evaluation_table(evaluation: "Evaluation | TargetEvaluation") -> str:
     """Format the measures with their intervals, under a line that says what they were measured on."""
-    from vitruvian.evaluation import report
     from vitruvian.evaluation.evaluate import TargetEvaluation as OfTargets
-    from vitruvian.evaluation.metrics import LEVEL
+    from vitruvian.evaluation.evaluate import metric_table
 
-    unit, number = (">value", "{:.4g}") if isinstance(evaluation, OfTargets) else (">percent", "{:.2f}")
-    values, intervals = evaluation.numbers, evaluation.intervals
-    cells = [(report.NAMES[k], *map(number.format, (v, *intervals[k]))) for k, v in values.items()]
-    rows = [(name, value, f"{low} to {high}") for name, value, low, high in cells]
-    lines = [evaluation.summary, table(("", unit, f"{LEVEL:g}% interval"), rows)]
+    lines = [evaluation.summary, table(*metric_table(evaluation))]
     if isinstance(evaluation, OfTargets):
         return "\n".join([*lines, *sets_and_slices(evaluation), *corruptions_of(evaluation)])
     if evaluation.real is not None:
@@ -163,10 +158,8 @@ def compare(
     they differ, and the images that they classify differently.
     """
     import_torch()
-    from vitruvian.evaluation.metrics import TARGET_NAMES
     from vitruvian.inference import Encoder
     from vitruvian.study.compare import describe_pair, write_comparison
-    from vitruvian.targets import LOWER_IS_BETTER
 
     if len(models) < 2:
         raise typer.BadParameter("give at least two", param_hint="RUN...")
@@ -176,14 +169,9 @@ def compare(
     if as_json:
         print(json.dumps(result.to_json()))
     else:
-        print(f"{result.count:,} images of {result.data}, {result.images_are}")
-        numbers = zip(result.models, result.values, result.intervals)
-        number = "{:.4g}".format if result.metric in LOWER_IS_BETTER else "{:.2f}".format
-        accuracies = [(name, number(value), " to ".join(map(number, ends))) for name, value, ends in numbers]
-        heading = (TARGET_NAMES | {"top1": "top-1 %"})[result.metric]
-        print(table(("", f">{heading}", "95% interval"), accuracies))
+        print(f"{result.summary}\n{table(*result.table())}")
         print("\n".join(describe_pair(pair, result.models[0], result.metric) for pair in result.pairs))
-        rows = [(name, f"{n:,}", *map(number, values)) for name, n, values in result.classes]
+        rows = [(name, f"{n:,}", *map(result.format, values)) for name, n, values in result.classes]
         names = [f">{name}" for name in result.models]
         print("\n" + table(("class", ">images", *names), rows[:SHOWN_DIFFERENCES]))
         if result.settings:
@@ -234,7 +222,7 @@ def probe(
     shot_counts = None if shots is None else parse_numbers(shots, "--shots", "1,5,all")
     probes: dict[str, Any] = {"only": split_names(only), "shots": shot_counts, "neighbors": neighbors}
     import_torch()
-    from vitruvian.evaluation.report import probe_summary, probe_table, write_probe
+    from vitruvian.evaluation.report import write_probe
     from vitruvian.inference import Encoder
 
     if vectors is not None:
@@ -249,9 +237,9 @@ def probe(
     if as_json:
         print(json.dumps(report.to_json()))
     else:
-        print("\n".join([probe_summary(report), *(f"note: {note}" for note in report.notes)]))
+        print("\n".join([report.summary, *(f"note: {note}" for note in report.notes)]))
         if report.results:
-            print(table(*probe_table(report)))
+            print(table(*report.table()))
     if report.unreadable:
         print_status(f"skipped {plural(len(report.unreadable), 'unreadable image')}")
     if out is not None:

@@ -37,6 +37,7 @@ from vitruvian.evaluation.target_metrics import TargetMeasures, measure_outputs
 from vitruvian.inference import Classifier, Encoder
 from vitruvian.model.build import Model
 from vitruvian.progress import Track, no_tracking
+from vitruvian.report.html import notebook
 from vitruvian.settings import Seed, validate
 from vitruvian.targets import KINDS, LOWER_IS_BETTER, Target
 from vitruvian.tasks import extra_file
@@ -76,6 +77,28 @@ def measure_slices(measures: ImageMeasures, values: Sequence[str], by: str, seed
 # n images, C classes of the label space
 
 SPLITS = ("test", "val")  # the default split is the first of these that exists, else the first of the dataset
+
+
+NAMES = (
+    metrics.MEASURE_NAMES
+    | metrics.TARGET_NAMES
+    | {
+        "real": "ReaL accuracy",
+        "top1_among_all_outputs": "top-1 among all outputs",
+        "top5_among_all_outputs": "top-5 among all outputs",
+        "calibration_error": "calibration error",
+    }
+)
+"""Display names of the numbers that have an interval."""
+
+
+def metric_table(evaluation: "Evaluation | TargetEvaluation") -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Headings, and a row for each metric with its interval."""
+    unit, number = (">value", "{:.4g}") if isinstance(evaluation, TargetEvaluation) else (">percent", "{:.2f}")
+    intervals = evaluation.intervals
+    cells = [(NAMES[k], *map(number.format, (value, *intervals[k]))) for k, value in evaluation.numbers.items()]
+    rows: list[Sequence[str]] = [(name, value, f"{low} to {high}") for name, value, low, high in cells]
+    return ("", unit, f"{metrics.LEVEL:g}% interval"), rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +214,9 @@ class Evaluation(EvaluatedImages):
             line += f"; restricted to {space.competing:,} of the model's {space.total:,} outputs"
         return line + ("; averaged with the mirrored image" if self.classifier.flip else "")
 
+    def _repr_html_(self) -> str:
+        return notebook(self.summary, *metric_table(self), self.notes)
+
     @property
     def restricted(self) -> bool:
         """Whether the model has outputs that mean no class of the data."""
@@ -265,6 +291,9 @@ class TargetEvaluation(EvaluatedImages):
     def summary(self) -> str:
         measures, row = self.measures, KINDS[self.measures.target.kind]
         return f"{measures.count:,} images of the split {self.split!r}, {row.title}: {brief(measures.names)}"
+
+    def _repr_html_(self) -> str:
+        return notebook(self.summary, *metric_table(self), self.notes)
 
     def to_json(self) -> dict[str, Any]:
         per_output = self.measures.per_output().items()

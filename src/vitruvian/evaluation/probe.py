@@ -21,6 +21,7 @@ from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.evaluation import probe_classifiers as classifiers
 from vitruvian.evaluation.features import FeatureSet, compute_features, open_store
 from vitruvian.evaluation.metrics import (
+    TARGET_NAMES,
     ImageMeasures,
     Interval,
     accuracy_interval,
@@ -34,6 +35,7 @@ from vitruvian.evaluation.target_metrics import MEASURES
 from vitruvian.inference import Encoder
 from vitruvian.model.build import Model
 from vitruvian.progress import Track, no_tracking
+from vitruvian.report.html import notebook
 from vitruvian.settings import Record, check_range
 from vitruvian.targets import KINDS, Target, TargetTable
 from vitruvian.text import plural
@@ -71,6 +73,30 @@ class ProbeReport(Record):
     computed: int  # number of features that were not in the store
     feature_seconds: float
     target: str = "single"
+
+    @property
+    def summary(self) -> str:
+        """Training and test images in one line."""
+        return (
+            f"{self.train_images:,} training images of {plural(self.classes, KINDS[self.target].noun)}, "
+            f"{self.test_images:,} test images: {self.test_is}"
+        )
+
+    def table(self) -> tuple[list[str], list[tuple[str, ...]]]:
+        """Headings, and a row for each probe; the standard deviation is that of the seeds."""
+        rows: list[tuple[str, ...]] = []
+        if self.target != "single":
+            names = KINDS[self.target].metrics
+            rows = [(r.probe, r.setting, *(f"{r.metrics[name]:.4g}" for name in names)) for r in self.results]
+            return ["probe", "setting", *(f">{TARGET_NAMES[name]}" for name in names)], rows
+        for r in self.results:
+            spread = [f"± {r.deviation:.2f}"] * (len(r.runs) > 1)
+            spread += ["95% interval {:.2f} to {:.2f}".format(*r.interval)] if r.interval else []
+            rows.append((r.probe, r.setting, f"{r.top1:.2f}", ", ".join(spread), f"{r.mean_per_class:.2f}"))
+        return ["probe", "setting", ">top-1 %", "", ">mean per class %"], rows
+
+    def _repr_html_(self) -> str:
+        return notebook(self.summary, *self.table(), self.notes)
 
     def to_json(self) -> dict[str, Any]:
         content = Record.to_json(self)

@@ -16,7 +16,7 @@ from vitruvian.evaluation import metrics
 from vitruvian.evaluation.calibration import BINS
 from vitruvian.evaluation.conformal import ConformalSets
 from vitruvian.evaluation.corruptions import STRENGTHS, CorruptionResult
-from vitruvian.evaluation.evaluate import Evaluation, TargetEvaluation
+from vitruvian.evaluation.evaluate import NAMES, Evaluation, TargetEvaluation
 from vitruvian.evaluation.probe import ProbeReport
 from vitruvian.evaluation.probe_classifiers import SEEDS
 from vitruvian.evaluation.target_metrics import NumberMeasures, TargetMeasures
@@ -24,19 +24,7 @@ from vitruvian.report.chart import Chart, Line
 from vitruvian.report.color import COLORS
 from vitruvian.report.html import embed_image, percent_bar, render, short_name, write_report
 from vitruvian.targets import KINDS, LOWER_IS_BETTER
-from vitruvian.text import plural, printable
-
-NAMES = (
-    metrics.MEASURE_NAMES
-    | metrics.TARGET_NAMES
-    | {
-        "real": "ReaL accuracy",
-        "top1_among_all_outputs": "top-1 among all outputs",
-        "top5_among_all_outputs": "top-5 among all outputs",
-        "calibration_error": "calibration error",
-    }
-)
-"""Display names of the numbers that have an interval."""
+from vitruvian.text import printable
 
 
 def write_evaluation(evaluation: Evaluation | TargetEvaluation, folder: Path) -> Path:
@@ -161,11 +149,11 @@ def write_probe(report: ProbeReport, folder: Path) -> Path:
     """Write probe.json and report.html into a new folder; returns the path of the page."""
     results = report.results
     shots = [(float(r.setting.removesuffix("-shot")), r.top1) for r in results if r.probe == "few-shot"]
-    headings, rows = probe_table(report)
+    headings, rows = report.table()
     page = render(
         "probe.html",
         title=f"{short_name(report.model)} probed on {Path(report.data).name}",
-        subtitle=probe_summary(report),
+        subtitle=report.summary,
         tile_values={f"{r.probe}, {r.setting}": with_interval(r.top1, r.interval) for r in results if r.interval},
         draws=len(SEEDS),
         headings=headings,
@@ -178,28 +166,6 @@ def write_probe(report: ProbeReport, folder: Path) -> Path:
         unreadable_images=report.unreadable,
     )
     return write_report(folder, name="probe.json", numbers=report.to_json(), page=page)
-
-
-def probe_table(report: ProbeReport) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Headings, and a row for each probe; the standard deviation is that of the seeds."""
-    rows: list[tuple[str, ...]] = []
-    if report.target != "single":
-        names = KINDS[report.target].metrics
-        rows = [(r.probe, r.setting, *(f"{r.metrics[name]:.4g}" for name in names)) for r in report.results]
-        return ["probe", "setting", *(f">{metrics.TARGET_NAMES[name]}" for name in names)], rows
-    for r in report.results:
-        spread = [f"± {r.deviation:.2f}"] * (len(r.runs) > 1)
-        spread += ["95% interval {:.2f} to {:.2f}".format(*r.interval)] if r.interval else []
-        rows.append((r.probe, r.setting, f"{r.top1:.2f}", ", ".join(spread), f"{r.mean_per_class:.2f}"))
-    return ["probe", "setting", ">top-1 %", "", ">mean per class %"], rows
-
-
-def probe_summary(report: ProbeReport) -> str:
-    """Training and test images in one line."""
-    return (
-        f"{report.train_images:,} training images of {plural(report.classes, KINDS[report.target].noun)}, "
-        f"{report.test_images:,} test images: {report.test_is}"
-    )
 
 
 def measure_tiles(measures: metrics.Measures | TargetMeasures) -> dict[str, str]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from vitruvian.config import Preprocess
 from vitruvian.data.decode import ImageInput, decode
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.engines.graph import ImageModel
@@ -91,6 +92,23 @@ class Explained:
     curves: dict[str, Curve] = field(default_factory=dict)  # deletion curves by the name of the map, and `random`
     files: dict[str, Path] = field(default_factory=dict)  # overlays by map, `image` and `arrays`, once they are written
     error: str = ""
+    preprocess: Preprocess | None = None  # of the model, with what it saw of the image
+
+    def overlays(self) -> dict[str, Image.Image]:
+        """The image with the model's crop, and each map drawn over it, by name; none without the image."""
+        image, preprocess = self.image, self.preprocess
+        if image is None or preprocess is None:
+            return {}
+        maps = {
+            item.name: paint(image, item.values, preprocess)
+            if item.values.ndim == 3
+            else overlay(image, item.values, preprocess, patch=item.patch)
+            for item in self.maps
+        }
+        return {"image": image_with_crop(image, preprocess)} | maps
+
+    def _repr_html_(self) -> str:
+        return render("notebook.html", image=image_context(self, self.overlays()))
 
 
 class Explainer:
@@ -221,7 +239,8 @@ class Explainer:
             ranking = (m for m in maps if m.index in (None, index) and m.name != "pca")
             values = {m.name: torch.from_numpy(m.values) for m in ranking}
             curves = deletion_curves(self.classifier, pixels, values, index)
-        return Explained(path=path, predictions=predictions, rejected=rejected, maps=maps, curves=curves)
+        seen: Any = {"rejected": rejected, "preprocess": self.vit.meta.preprocess}
+        return Explained(path=path, predictions=predictions, maps=maps, curves=curves, **seen)
 
     def maps(self, pixels: Tensor, targets: list[Prediction], components: Components | None = None) -> Iterator[Map]:
         """The maps of one image's normalized pixels, with gradients for `targets`."""
@@ -276,7 +295,7 @@ def explain_images(explainer: Explainer, images: Sequence[ImageInput], out: Path
     unreadable, digits = 0, len(str(len(images)))
     for position, explained in enumerate(explainer.stream(images), 1):
         unreadable += bool(explained.error)
-        shown = overlays(explainer, explained)
+        shown = explained.overlays()
         if len(contexts) < MAX_IMAGES:
             contexts.append(image_context(explained, shown))
         start = out / f"{position:0{digits}d}-{file_name(Path(explained.path).stem)}"
@@ -302,20 +321,6 @@ def explain_images(explainer: Explainer, images: Sequence[ImageInput], out: Path
             color_bar=embed_image(color_bar(240, 12), "colors from violet (low) to yellow (high)"),
         )
         write_text(out / PAGE, page)
-
-
-def overlays(explainer: Explainer, explained: Explained) -> dict[str, Image.Image]:
-    """The image with the model's crop, and each map drawn over it, by name."""
-    if explained.image is None:
-        return {}
-    image, preprocess = explained.image, explainer.vit.meta.preprocess
-    maps = {
-        item.name: paint(image, item.values, preprocess)
-        if item.values.ndim == 3
-        else overlay(image, item.values, preprocess, patch=item.patch)
-        for item in explained.maps
-    }
-    return {"image": image_with_crop(image, preprocess)} | maps
 
 
 def image_context(explained: Explained, overlays: Mapping[str, Image.Image]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,11 @@ def environment() -> Any:
 def render(template: str, **context: Any) -> Markup:
     """Render a page or a part of one; as `Markup`, a part can be inserted into another template."""
     return Markup(environment().get_template(template).render(context))
+
+
+def notebook(heading: str, titles: Sequence[str], rows: Iterable[Sequence[object]], notes: Iterable[str] = ()) -> str:
+    """A result as notebooks show it, for `_repr_html_`: a table of which titles that begin with `>` are of numbers."""
+    return render("notebook.html", heading=heading, titles=titles, rows=list(rows), notes=list(notes))
 
 
 def script_hash(script: str) -> str:

@@ -23,7 +23,7 @@ from vitruvian.evaluation.target_metrics import LabelMeasures, TargetMeasures
 from vitruvian.inference import Encoder
 from vitruvian.model.build import Model
 from vitruvian.progress import Track, no_tracking
-from vitruvian.report.html import flatten, render, short_name, write_report
+from vitruvian.report.html import flatten, notebook, render, short_name, write_report
 from vitruvian.targets import LOWER_IS_BETTER
 from vitruvian.text import plural
 from vitruvian.training.run_folder import Run
@@ -75,6 +75,25 @@ class Comparison:
     settings: dict[str, tuple[str, ...]]  # values of each model for every setting in which they differ
     notes: tuple[str, ...]
     source: Source = field(repr=False)
+
+    @property
+    def summary(self) -> str:
+        """The images in one line."""
+        return f"{self.count:,} images of {self.data}, {self.images_are}"
+
+    def format(self, value: float) -> str:
+        """A value of the metric as text."""
+        return f"{value:.4g}" if self.metric in LOWER_IS_BETTER else f"{value:.2f}"
+
+    def table(self) -> tuple[Sequence[str], list[Sequence[str]]]:
+        """Headings, and the metric of each model with its interval."""
+        numbers = zip(self.models, self.values, self.intervals)
+        rows: list[Sequence[str]] = [(n, self.format(v), " to ".join(map(self.format, ends))) for n, v, ends in numbers]
+        return ("", f">{(TARGET_NAMES | {'top1': 'top-1 %'})[self.metric]}", f"{LEVEL:g}% interval"), rows
+
+    def _repr_html_(self) -> str:
+        pairs = [describe_pair(pair, self.models[0], self.metric) for pair in self.pairs]
+        return notebook(self.summary, *self.table(), [*pairs, *self.notes])
 
     def to_json(self) -> dict[str, Any]:
         """The comparison as a JSON object."""

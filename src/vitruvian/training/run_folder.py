@@ -34,7 +34,7 @@ from vitruvian.evaluation.metrics import headline, wilson
 from vitruvian.files import digest, fingerprint, is_unfinished, parse_object, read_object, write_json, write_text
 from vitruvian.machine import processor_name
 from vitruvian.model.build import Model
-from vitruvian.report.html import render
+from vitruvian.report.html import PAGE, notebook, render
 from vitruvian.text import describe_error, format_duration, plural
 from vitruvian.training.recipe import Recipe, read_recipe, to_toml
 from vitruvian.weights.checkpoint_files import Description
@@ -153,6 +153,13 @@ class Run:
         """The metrics of the saved model."""
         line: Line = read_sealed(self.folder / RESULT_FILE)["evaluation"]
         return line
+
+    def _repr_html_(self) -> str:
+        if self.state != "done":
+            return notebook(f"{self.folder}: {self.state}", (), ())
+        rows = [(name, value) for name, value in self.evaluation.items() if isinstance(value, int | float)]
+        heading = f"{self.folder}: {describe_result(self.evaluation, self.facts['validation'])}"
+        return notebook(heading, ("metric", ">value"), rows, [f"report: {self.folder / PAGE}"])
 
     def to_json(self) -> dict[str, Any]:
         """The folder, what it was measured on, the metrics of its weights, and how many images could not be read."""
