@@ -84,6 +84,12 @@ def test_a_null_that_timm_reads_in_two_ways_is_refused(architecture, argument):
         TimmConfig.parse({"architecture": architecture, "model_args": {argument: None}})
 
 
+def test_a_mean_of_all_tokens_is_refused_also_if_the_architecture_pools_them_otherwise():
+    """`test_vit3` has attention pooling of all tokens, which `reset_classifier(n, "avg")` turns into their mean."""
+    with pytest.raises(CheckpointError, match="pool_include_prefix with a mean of all tokens"):
+        TimmConfig.parse({"architecture": "test_vit3", "global_pool": "avg"})
+
+
 @pytest.mark.parametrize(("argument", "value"), [("act_layer", "quick_gelu"), ("global_pool", "map")])
 def test_another_activation_beside_mlps_gated_by_silu_is_refused(argument, value):
     with pytest.raises(

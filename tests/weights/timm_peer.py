@@ -111,6 +111,31 @@ for indices in (3, [0, 2], (-2,)):
     with torch.no_grad():
         compare(f"features_only {indices}", ours(pixels), theirs(pixels))
 
+RESETS = [  # architectures, another pooling, and another size, with which timm saves a folder
+    ("vit_tiny_patch16_224", "avg", (64, 96)),
+    ("vit_base_patch16_clip_224", "avg", (64, 96)),
+    ("vit_so400m_patch14_siglip_gap_224", "avg", (56, 84)),
+    ("deit_tiny_distilled_patch16_224", None, (64, 96)),
+    ("deit3_small_patch16_224", "avg", (112, 448)),  # as many patches as before
+    ("eva02_tiny_patch14_224", "token", (56, 84)),
+    ("vit_pe_core_tiny_patch16_384", "avg", (64, 96)),
+    ("vit_small_patch16_dinov3", "token", (64, 96)),
+    ("beit_base_patch16_224", "token", None),
+    ("naflexvit_base_patch16_par_gap", "avg", None),
+]
+for name, pool, size in RESETS:
+    torch.manual_seed(0)
+    theirs = timm.create_model(name, depth=2, num_classes=5).eval()
+    theirs.reset_classifier(7, pool)
+    if size is not None:
+        theirs.set_input_size(img_size=size)
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        for parameter in theirs.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+        timm.models.save_for_hf(theirs, folder, safe_serialization=True)
+        pixels = torch.randn(1, 3, *(size or theirs.pretrained_cfg["input_size"][1:]))
+        compare(f"{name} with pooling {pool} at {size}", vt.load(folder)(pixels), theirs(pixels))
+
 names = set(vt.list_models("vit_*patch16*"))
 compare("list_models", sorted(names & set(timm.list_models("vit_*patch16*"))), sorted(names))
 for channels in (1, 2, 4, 7):

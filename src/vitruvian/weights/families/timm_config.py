@@ -243,7 +243,8 @@ def combine_settings(architecture: Architecture, config: TimmConfig) -> dict[str
         settings["norm_after_pool"] = settings["pool"] == "mean" if fixed is None else fixed
     if settings["pool"] != "map":
         settings["pool_num_heads"] = 0
-    if changes.get("pool_prefix") and settings["pool"] == "mean":
+    has_prefix = settings["pool_prefix"] and (architecture.maker != "Eva" or "pool_prefix" in changes)
+    if has_prefix and settings["pool"] == "mean":  # Eva's mean never includes it
         raise CheckpointError("config.json: pool_include_prefix with a mean of all tokens is not supported")
     return settings
 
