@@ -109,6 +109,7 @@ OPTIONS = {
     "datasets": "--data-root --json",
     "doctor": "--target --predictions --device --out --json --workers --model -m --drop --vectors --review --apply "
     "--against --num-heads --image-size --adapter --engine --precision --compile --tome-r --batch-size",
+    "map": "--out --columns",
     "pack": "--side --format --quality --shard-mb --workers",
     "export": "--adapter --to --batch-size --image-size --dynamic-size --features --num-heads --overwrite --json",
     "optimize": "--calibrate --max-loss --only --images --minutes --evaluate --engine --weight-bits "

@@ -27,13 +27,13 @@ from vitruvian.training.planning import cluster_lines, cluster_plan
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 TASK_PAGES = [
     *("predict", "explain", "segment", "anomaly", "zero_shot", "serving"),
-    *("speed", "export", "optimize", "bulk", "doctor", "pack"),
+    *("speed", "export", "optimize", "bulk", "doctor", "map", "pack"),
     *("training", "finetune", "masked", "machines", "evaluate", "compare", "probe", "study", "advise"),
 ]
 COMMANDS = {"serving": "serve", "training": "train"} | {
     name: name
     for name in (
-        *("predict", "explain", "segment", "anomaly", "export", "optimize", "doctor", "pack"),
+        *("predict", "explain", "segment", "anomaly", "export", "optimize", "doctor", "map", "pack"),
         *("finetune", "evaluate", "compare", "probe", "study"),
     )
 }

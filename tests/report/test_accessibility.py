@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from importlib.resources import files
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from markupsafe import Markup
 from PIL import Image
 
 from vitruvian.data.doctor.findings import Diagnosis, Finding, FindingExample, ImageRef
 from vitruvian.evaluation.report import confusion_part
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.color import color_bar
-from vitruvian.report.html import embed_image, environment, percent_bar, render, thumbnail
+from vitruvian.report.html import embed_image, environment, percent_bar, render, script_hash, thumbnail
 from vitruvian.study.advise import HEADINGS, Advice, Option
 
 IMAGE = thumbnail(Image.new("RGB", (90, 60), "orange"), "an orange")
@@ -32,6 +34,7 @@ EXPLAINED = {
     "predictions": [("cat", percent_bar(91.25)), ("dog", percent_bar(8.0))],
     "deletion": CHART,
 }
+MAP = Markup((files("vitruvian") / "report" / "templates" / "map.js").read_text(encoding="utf-8"))
 FOUND = {"pictures": {"a.jpg": IMAGE, "map of a.jpg": IMAGE}, "score": 0.6, "is_anomalous": True}
 SEGMENTED = {"name": "cat.jpg", "pictures": {"mask": IMAGE, "prediction": IMAGE}, "iou": "71.3"}
 FAILED = {**EXPLAINED, "path": "broken.jpg", "error": "not an image"}
@@ -154,6 +157,17 @@ PAGES = {
             {"title": "Filters", "note": "of the first layer", "image": IMAGE, "name": "filters", "unreadable": ["a"]},
             {"title": "Positions", "note": "none", "image": None, "name": "positions", "unreadable": []},
         ]
+    },
+    "map.html": {
+        "content": {
+            "keys": ["cat/1.jpg", "dog/1.jpg"],
+            "folder": "photos",
+            "x": "AAD//w==",
+            "y": "AAD//w==",
+            "columns": [{"name": "label", "names": ["cat", LONG], "codes": "AAABAA=="}],
+        },
+        "script": MAP,
+        "script_hash": script_hash(MAP),
     },
     "optimize.html": {
         "chosen": "int8",

@@ -21,6 +21,7 @@ from vitruvian.cli.predict import embed, predict, similar
 from vitruvian.cli.segment import anomaly, segment
 from vitruvian.cli.serve import serve
 from vitruvian.cli.train import finetune, study, train
+from vitruvian.cli.vector_map import map as vector_map
 from vitruvian.errors import Interrupted, VitruvianError
 from vitruvian.progress import print_status
 from vitruvian.text import PrintableStream
@@ -48,6 +49,7 @@ GROUPS: dict[str, dict[Callable[..., None], str]] = {
         datasets: "vit datasets pets",
         doctor: "vit doctor photos/ --out doctor.html",
         pack: "vit pack photos/ packed/ --side 256",
+        vector_map: "vit map vectors/ --out map.html",
     },
     "Models and speed": {
         models: "vit models B/16",
