@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from making import add_member, idx_bytes, make_cifar_binary, png, python2_pickle
 from photos import encoded, photo
 
+from vitruvian.data.augment import Box, decode_box, read_header
 from vitruvian.data.columns import OpenFile
 from vitruvian.data.decode import decode
 from vitruvian.data.formats import open_dataset
-from vitruvian.data.jpeg import Box, decode_box, read_header
 from vitruvian.data.names import parse_classes
 from vitruvian.data.pixels import plain_pickle, read_idx_labels
 from vitruvian.data.releases import read_matlab

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitruvian.data.augment import TRANSFORMS, Box, decode_box, read_header, shrink_factor
 from vitruvian.data.decode import decode
-from vitruvian.data.jpeg import TRANSFORMS, Box, decode_box, read_header, shrink_factor
 from vitruvian.errors import ImageError
 
 WHOLE = (10**6, 10**6)  # wanting so many pixels keeps a part at full size
