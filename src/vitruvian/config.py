@@ -483,6 +483,9 @@ class Preprocess(Settings):
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     """Subtracted from pixel values in 0..1; one value per channel."""
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    pixels: Literal["rgb", "stored"] = "rgb"
+    """`rgb`: 8-bit RGB or gray, whatever a file contains; `stored`: the channels of the file at their depth, integers
+    divided by the largest value of their type. Always `stored` for other than 1 or 3 channels."""
     stated: bool = True
     """False if no file states the preprocessing and the models of the family differ: applying it is an error."""
 
@@ -496,6 +499,16 @@ class Preprocess(Settings):
             raise ConfigError(f"scaled_size={self.scaled_size} does not cover {size}")
         if len(self.mean) != len(self.std) or not self.std or not all(0 < x < 1e9 for x in self.std):
             raise ConfigError(f"mean={self.mean} and std={self.std} must have equal lengths, and std must be positive")
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether images are read with their stored channels."""
+        return self.pixels == "stored" or len(self.mean) not in (1, 3)
+
+    def require_rgb(self, what: str) -> None:
+        """Raise ConfigError naming `what` if images are read with their stored channels."""
+        if self.is_stored:
+            raise ConfigError(f"{what} works with 8-bit RGB or gray images; this model reads stored channels")
 
     def summary(self) -> str:
         """A one-line summary."""

@@ -181,7 +181,7 @@ def test_a_short_line_of_pixels_takes_little_memory():
 
 
 def test_what_a_image_cannot_give_is_refused():
-    with pytest.raises(ConfigError, match="images have 1 or 3 channels, the model expects 4"):
+    with pytest.raises(ConfigError, match="works with 8-bit RGB or gray images; this model reads stored"):
         apply_preprocess(noise(4, 4), Preprocess(mean=(0.5,) * 4, std=(0.5,) * 4))
     with pytest.raises(ConfigError, match="antialias=False supports bilinear and nearest, not bicubic"):
         apply_preprocess(noise(4, 4), Preprocess(interpolation="bicubic", antialias=False))

@@ -12,8 +12,10 @@ from making import add_member, level_of, make_shard, make_shards, png
 
 from vitruvian.data import columns
 from vitruvian.data.columns import OpenFile
+from vitruvian.data.decode import decode
 from vitruvian.data.formats import open_dataset
-from vitruvian.data.shards import pixels_of, read_member
+from vitruvian.data.shards import read_member
+from vitruvian.data.stored import read_npy
 from vitruvian.errors import DataError, ImageError
 
 
@@ -91,7 +93,7 @@ def npy(array, version=None):
 def test_arrays_are_read_as_numpy_writes_them(version):
     for array in (np.arange(24, dtype=np.uint8).reshape(4, 2, 3), np.eye(3, dtype=np.uint8)):
         for stored in (array, np.asfortranarray(array)):
-            assert np.array_equal(pixels_of(npy(stored, version)), array)
+            assert np.array_equal(read_npy(npy(stored, version)), array)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +102,8 @@ def test_arrays_are_read_as_numpy_writes_them(version):
         (b"", "magic"),
         (npy(np.eye(3, dtype=np.uint8))[:9], "header"),
         (npy(np.eye(3, dtype=np.uint8))[:-1], "buffer"),
-        (npy(np.zeros((2, 2, 4), np.uint8)), "expected uint8"),
-        (npy(np.zeros((0, 4), np.uint8)), "expected uint8"),
-        (npy(np.array([[None]])), "expected uint8"),
+        (npy(np.zeros((0, 4), np.uint8)), "expected numbers"),
+        (npy(np.array([[None]])), "expected numbers"),
     ],
 )
 def test_a_broken_array_is_an_error_of_its_image(tmp_path, data, words):
@@ -116,8 +117,8 @@ def test_arrays_are_pixels(tmp_path):
     members = [("0.npy", npy(good)), ("0.cls", b"0"), ("1.npy", npy(good.astype(float))), ("1.cls", b"1")]
     train = open_dataset(write_tar(tmp_path / "x.tar", members)).train
     assert np.array_equal(train.read(0), good)
-    with pytest.raises(ImageError, match="float64"):
-        train.read(1)
+    with pytest.raises(ImageError, match="an array of NumPy"):  # only a model that reads stored channels takes it
+        decode(train.read(1))
 
 
 def test_incomplete_samples_are_counted(tmp_path):

@@ -68,9 +68,19 @@ def make_images(root: Path) -> None:
         Image.open(root / "photos" / "test" / "cat" / "0.jpg").save(root / name)
     Image.open(root / "a.jpg").save(root / "b.png")
     make_masks(root)
+    make_bands(root)
     shutil.copy(ROOT / "docs" / "explain" / "table.png", root)
     (root / "names.txt").write_text("cat\ndog\n")
     (root / "corrections.json").write_text('{"format": 1, "data": "SRC", "corrections": []}')
+
+
+def make_bands(root: Path) -> None:
+    """Images of 4 channels of 16 bits."""
+    rng = np.random.default_rng(0)
+    for name in ("crop", "water"):
+        (root / "bands" / name).mkdir(parents=True)
+        for number in range(12):
+            np.save(root / "bands" / name / f"{number}.npy", rng.integers(0, 65535, (40, 50, 4), dtype=np.uint16))
 
 
 def make_masks(root: Path) -> None:

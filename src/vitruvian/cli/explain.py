@@ -87,6 +87,9 @@ def explain(
         plot_figures(require_vit(encoder.model), images, out, count=count, device=encoder.device, as_json=as_json)
     else:
         explainer = vt.Explainer(encoder.model, settings, device=encoder.device, engine=encoder.engine)
+        if encoder.model.meta.preprocess.is_stored:
+            first = "the first three channels" if encoder.model.config.in_channels > 2 else "the first channel"
+            print_status(f"note: images are shown with {first}, each from its smallest to its largest value")
         explain_paths(explainer, images, out, as_json=as_json)
 
 

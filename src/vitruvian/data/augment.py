@@ -23,6 +23,7 @@ from torch import Tensor
 from vitruvian.config import Interpolation
 from vitruvian.data.decode import MAX_PIXELS, RawImage, check_scans, decode, identify, orientation
 from vitruvian.data.preprocess import cover_size, level_tables
+from vitruvian.data.stored import read_stored
 from vitruvian.errors import ConfigError, ImageError, UnknownNameError, require
 from vitruvian.settings import Range, Settings, Share, Size, check_range
 
@@ -70,6 +71,8 @@ class Augment(Settings):
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     """Subtracted from values between 0 and 1; one number for gray images, three for RGB."""
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    pixels: Literal["rgb", "stored"] = "rgb"
+    """As in the evaluation preprocessing. Stored channels are cropped, resized, padded and flipped as floats."""
     output: Literal["float32", "uint8"] = "float32"
     """`uint8` leaves normalization to `normalize_batch`: a quarter of the bytes from worker to training process."""
     mixup_alpha: Annotated[float, Range(0.0, 1e6)] = 0.0
@@ -89,7 +92,13 @@ class Augment(Settings):
             ("brightness", "contrast", "saturation", "hue"), self.color_jitter, (1.0, 1.0, 1.0, 0.5)
         ):
             check_range(f"color_jitter {name}", strength, 0.0, most)
-        if len(self.mean) not in (1, 3) or len(self.mean) != len(self.std) or min(self.std) <= 0:
+        names = ("rand_augment", "color_jitter", "ops", "random_erasing")
+        used = next((name for name in names if getattr(self, name) not in (0, (), (0, 0, 0, 0))), None)
+        if self.pixels == "stored" and used:
+            reason = f"augment.{used} needs 8-bit images of 1 or 3 channels; this model reads stored channels"
+            raise ConfigError(reason, hint=f"set augment.{used}={'[]' if used == 'ops' else 0}")
+        is_known = len(self.mean) in (1, 3) or (self.pixels == "stored" and self.mean)
+        if not is_known or len(self.mean) != len(self.std) or min(self.std) <= 0:
             raise ConfigError(f"mean={self.mean} and std={self.std} need one value for each of 1 or 3 channels")
 
     @property
@@ -237,6 +246,10 @@ class TrainTransform:
     def __call__(self, image: TrainImage, rng: np.random.Generator) -> Tensor:
         """Normalized float32, or uint8 if the settings ask for it."""
         levels, s = self.levels(image, rng), self.settings
+        if s.pixels == "stored":
+            mean, std = (np.array(value, np.float32)[:, None, None] for value in (s.mean, s.std))
+            channels_first = np.moveaxis(levels.reshape(*levels.shape[:2], s.channels), 2, 0)
+            return torch.from_numpy((channels_first - mean) / std)
         rows, columns, *_ = levels.shape
         planes = np.empty((levels.size // (rows * columns), rows, columns), np.uint8)  # channels first
         opencv().split(levels, list(planes))
@@ -248,9 +261,13 @@ class TrainTransform:
         return torch.from_numpy(pixels)
 
     def levels(self, image: TrainImage, rng: np.random.Generator) -> Levels:
-        """The augmented image before normalization: uint8, (rows, columns, 3) RGB or (rows, columns) gray."""
+        """The augmented image before normalization: uint8 RGB or gray, or the stored channels as floats."""
         s, cv2 = self.settings, opencv()
-        if isinstance(image, bytes) and (header := read_header(image)) is not None:
+        if s.pixels == "stored":
+            levels: Any = read_stored(image, s.channels)
+            box, size = choose_crop(levels.shape[:2], s, rng)
+            levels = box.crop(levels)
+        elif isinstance(image, bytes) and (header := read_header(image)) is not None:
             box, size = choose_crop(header.size, s, rng)
             levels = decode_box(image, header, box, size)
         else:
@@ -258,7 +275,8 @@ class TrainTransform:
             box, size = choose_crop(levels.shape[:2], s, rng)
             levels = box.crop(levels)
         levels = resize_levels(levels, size, s.interpolation)
-        levels = to_gray(levels) if s.channels == 1 else to_rgb_levels(levels)
+        if s.pixels == "rgb":
+            levels = to_gray(levels) if s.channels == 1 else to_rgb_levels(levels)
         if s.crop == "pad":
             border = cv2.BORDER_CONSTANT if s.padding_mode == "constant" else cv2.BORDER_REFLECT_101
             levels = cv2.copyMakeBorder(levels, s.padding, s.padding, s.padding, s.padding, border)
@@ -449,8 +467,16 @@ def resize_levels(levels: Levels, size: Size, interpolation: Interpolation) -> L
     factor = shrink_factor(levels.shape[:2], size)
     if factor > 1:
         rows, columns = levels.shape[0] // factor, levels.shape[1] // factor
-        levels = cv2.resize(levels, (columns, rows), interpolation=cv2.INTER_AREA)
-    return levels if levels.shape[:2] == size else cv2.resize(levels, size[::-1], interpolation=FILTERS[interpolation])
+        levels = scale(levels, (rows, columns), cv2.INTER_AREA)
+    return levels if levels.shape[:2] == size else scale(levels, size, FILTERS[interpolation])
+
+
+def scale(levels: Levels, size: Size, flag: int) -> Levels:
+    """Resize by OpenCV, which averages at most four channels at a time and drops the axis of a single one."""
+    if levels.ndim == 2 or levels.shape[2] == 3:
+        return opencv().resize(levels, size[::-1], interpolation=flag)
+    planes = [np.ascontiguousarray(plane) for plane in np.moveaxis(levels, 2, 0)]
+    return np.stack([opencv().resize(plane, size[::-1], interpolation=flag) for plane in planes], axis=2)
 
 
 def affine(levels: Levels, matrix: tuple[float, float, float, float, float, float]) -> Levels:

@@ -11,6 +11,8 @@ import stat
 import struct
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any, BinaryIO, NamedTuple
 
@@ -18,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitruvian.errors import ImageError
+from vitruvian.errors import ImageError, MissingExtraError
 from vitruvian.text import printable
 
-ImageInput = str | os.PathLike[str] | bytes | BinaryIO | Image.Image | NDArray[np.uint8]
+ImageInput = str | os.PathLike[str] | bytes | BinaryIO | Image.Image | NDArray[Any]
 RawImage = bytes | NDArray[np.uint8]  # an encoded image, or pixels (rows, columns[, 3]) if the format stores them
 MAX_PIXELS = 2 * 89_478_485  # maximum size of an image: Pillow's own limit, about 700 MB in memory
 MAX_STREAM_BYTES = 2**30  # maximum bytes read from an input that cannot seek, such as a pipe
@@ -58,8 +60,11 @@ HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b
 HAS_HEIF = importlib.util.find_spec("pillow_heif") is not None
 NEEDS_HEIF = "pip install pillow-heif, or convert to JPEG"
 
+NEEDS_STORED = "only models that read stored channels take it (preprocess.pixels=stored, architecture.in_channels)"
+
 EXTENSIONS = frozenset(extension for _, extensions in READERS.values() for extension in extensions.split())
 EXTENSIONS |= HEIF_EXTENSIONS if HAS_HEIF else frozenset()
+EXTENSIONS |= frozenset((".npy", ".npz", ".dcm", ".dicom"))  # for models that read stored channels (`data.stored`)
 """Extensions, in lower case, of the files in a folder that are images."""
 
 OTHER_FILES = {
@@ -69,6 +74,8 @@ OTHER_FILES = {
     b"<html": "a web page, perhaps saved instead of the image",
     b"<!doctype html": "a web page, perhaps saved instead of the image",
     b"<svg": "an SVG drawing, which has no pixels: convert it to PNG",
+    b"\x93numpy": f"an array of NumPy: {NEEDS_STORED}",
+    b"dicm": f"a DICOM file: {NEEDS_STORED}",
     b"%pdf": "a PDF document: convert its pages to PNG",
 }
 
@@ -132,30 +139,60 @@ def decode(source: ImageInput, *, max_pixels: int = MAX_PIXELS, max_cost: float 
         ImageError: The image cannot be decoded.
         CostlyImageError: Decoding would exceed `max_cost`.
     """
-    try:
+    with image_errors(source):
         if isinstance(source, Image.Image):
             return to_rgb(source)
         if isinstance(source, np.ndarray):
             if source.dtype != np.uint8 or source.shape[2:] not in ((), (3,)) or source.ndim < 2:
                 raise ImageError("not an image of uint8 (rows, columns) or (rows, columns, 3)")
             return to_rgb(Image.fromarray(source))
-        if isinstance(source, bytes):
-            return read_image(io.BytesIO(source), max_pixels, max_cost)
-        if isinstance(source, str) and is_url(source):
-            return read_image(io.BytesIO(fetch_image(source)), max_pixels)
-        if isinstance(source, str | os.PathLike):
-            mode = os.stat(source).st_mode  # opening a pipe that the shell did not pass may block forever
-            from_shell = stat.S_ISFIFO(mode) and os.fspath(source).startswith("/dev/")
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or from_shell):
-                raise ImageError("this is a pipe, a device or a socket, not an image")
-            with open(source, "rb") as file:
-                return read_image(file, max_pixels)
-        return read_image(source, max_pixels)
+        with open_input(source) as file:
+            image = identify(file, max_pixels, max_cost)
+            image.load()
+            return to_rgb(image)
+
+
+@contextmanager
+def image_errors(source: ImageInput) -> Iterator[None]:
+    """In this block, any error becomes an ImageError that names the image, except that of a missing package."""
+    try:
+        yield
+    except MissingExtraError:
+        raise
     except Exception as error:  # Pillow raises any kind of error for broken files
         drop_frames(error)
         if isinstance(error, ImageError):
             raise error.replace(where=name_of(source)) from error
         raise ImageError(reason(error), where=name_of(source)) from error
+
+
+@contextmanager
+def open_input(source: str | os.PathLike[str] | bytes | BinaryIO) -> Iterator[BinaryIO]:
+    """An encoded image as a file that can seek."""
+    if isinstance(source, bytes):
+        yield io.BytesIO(source)
+    elif isinstance(source, str) and is_url(source):
+        yield io.BytesIO(fetch_image(source))
+    elif isinstance(source, str | os.PathLike):
+        mode = os.stat(source).st_mode  # opening a pipe that the shell did not pass may block forever
+        from_shell = stat.S_ISFIFO(mode) and os.fspath(source).startswith("/dev/")
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or from_shell):
+            raise ImageError("this is a pipe, a device or a socket, not an image")
+        with open(source, "rb") as file:
+            yield as_seekable(file)
+    elif not hasattr(source, "seekable"):
+        raise ImageError(f"a {type(source).__name__} is not an image, a path, bytes, an open file or a NumPy array")
+    else:
+        yield as_seekable(source)
+
+
+def as_seekable(file: BinaryIO) -> BinaryIO:
+    if file.seekable():
+        return file
+    data = file.read(MAX_STREAM_BYTES + 1)
+    if len(data) > MAX_STREAM_BYTES:
+        raise ImageError(f"the stream is larger than {MAX_STREAM_BYTES >> 20} MB")
+    return io.BytesIO(data)
 
 
 def drop_frames(error: BaseException | None) -> None:
@@ -210,20 +247,6 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(error, IsADirectoryError):
         return Problem.NOT_AN_IMAGE
     return Problem.TRUNCATED if "truncated" in str(error).lower() else Problem.BROKEN  # Pillow's and libjpeg's word
-
-
-def read_image(file: BinaryIO, max_pixels: int, max_cost: float = math.inf) -> Image.Image:
-    """Decode an open file to upright RGB."""
-    if not hasattr(file, "seekable"):
-        raise ImageError(f"a {type(file).__name__} is not an image, a path, bytes, an open file or a NumPy array")
-    if not file.seekable():
-        data = file.read(MAX_STREAM_BYTES + 1)
-        if len(data) > MAX_STREAM_BYTES:
-            raise ImageError(f"the stream is larger than {MAX_STREAM_BYTES >> 20} MB")
-        file = io.BytesIO(data)
-    image = identify(file, max_pixels, max_cost)
-    image.load()
-    return to_rgb(image)
 
 
 def identify(file: BinaryIO, max_pixels: int = MAX_PIXELS, max_cost: float = math.inf) -> Image.Image:
@@ -340,15 +363,9 @@ def fetch_image(url: str) -> bytes:
     from urllib.error import HTTPError
 
     opener = request.OpenerDirector()  # without the handlers of file: and ftp: that `urlopen` has
-    for handler in (
-        request.ProxyHandler,
-        request.HTTPHandler,
-        request.HTTPSHandler,
-        request.HTTPDefaultErrorHandler,
-        request.HTTPRedirectHandler,
-        request.HTTPErrorProcessor,
-        request.UnknownHandler,
-    ):
+    protocols = request.ProxyHandler, request.HTTPHandler, request.HTTPSHandler, request.UnknownHandler
+    statuses = request.HTTPDefaultErrorHandler, request.HTTPRedirectHandler, request.HTTPErrorProcessor
+    for handler in (*protocols, *statuses):
         opener.add_handler(handler())
     deadline, data = time.monotonic() + URL_SECONDS, bytearray()
     try:

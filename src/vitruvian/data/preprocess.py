@@ -10,6 +10,7 @@ from PIL import Image
 
 from vitruvian.config import Interpolation, Preprocess
 from vitruvian.data.decode import ImageInput, decode
+from vitruvian.data.stored import read_stored
 from vitruvian.errors import ConfigError
 from vitruvian.settings import Size
 
@@ -32,7 +33,7 @@ def preprocess_image(image: ImageInput, preprocess: Preprocess) -> "Tensor":
 
     Args:
         image: A Pillow image, a path, bytes, an open file, or an array of 8-bit values, gray (rows, columns) or
-            RGB (rows, columns, 3).
+            RGB (rows, columns, 3); for a model that reads stored channels, what `read_stored` accepts.
         preprocess: The settings, such as `model.meta.preprocess`.
 
     Returns:
@@ -42,18 +43,23 @@ def preprocess_image(image: ImageInput, preprocess: Preprocess) -> "Tensor":
         ImageError: The image cannot be decoded.
         ConfigError: The settings are unknown or cannot be applied to an image.
     """
-    return apply_preprocess(decode(image), preprocess)
+    return apply_preprocess(open_image(image, preprocess), preprocess)
 
 
-def apply_preprocess(image: Image.Image, preprocess: Preprocess) -> "Tensor":
-    """Normalized float32 pixels (channels, rows, columns) of an upright RGB image, as `image_pixels` computes them."""
+def open_image(image: ImageInput, preprocess: Preprocess) -> Image.Image | FloatArray:
+    """An image as this preprocessing reads it: upright RGB, or its stored channels (rows, columns, channels)."""
+    return read_stored(image, len(preprocess.mean)) if preprocess.is_stored else decode(image)
+
+
+def apply_preprocess(image: Image.Image | FloatArray, preprocess: Preprocess) -> "Tensor":
+    """Normalized float32 pixels (channels, rows, columns) of an opened image, as `image_pixels` computes them."""
     import torch
 
     return torch.from_numpy(image_pixels(image, preprocess))
 
 
-def image_pixels(image: Image.Image, preprocess: Preprocess) -> FloatArray:
-    """Normalized float32 pixels (channels, rows, columns) of an upright RGB image.
+def image_pixels(image: Image.Image | FloatArray, preprocess: Preprocess) -> FloatArray:
+    """Normalized float32 pixels (channels, rows, columns) of an image from `open_image`.
 
     With antialias, resized by Pillow to 8 bits and cropped, bit-identical to torchvision and timm. Without it, sampled
     like TensorFlow, in float.
@@ -63,25 +69,27 @@ def image_pixels(image: Image.Image, preprocess: Preprocess) -> FloatArray:
             "the preprocessing of this model is unknown: put its preprocessor_config.json beside the weights, "
             "pass preprocess= when loading, or set model.meta = model.meta.replace(preprocess=vt.Preprocess(...))"
         )
-    if len(preprocess.mean) == 1:
-        image = image.convert("L")
-    elif len(preprocess.mean) != 3:
-        raise ConfigError(f"images have 1 or 3 channels, the model expects {len(preprocess.mean)}")
-    scaled, box = geometry((image.height, image.width), preprocess)
+    if isinstance(image, np.ndarray):
+        planes = [Image.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(image, 2, 0)]
+    else:
+        preprocess.require_rgb("this")
+        planes = [image.convert("L") if len(preprocess.mean) == 1 else image]
+    scaled, box = geometry((planes[0].height, planes[0].width), preprocess)
     if preprocess.antialias or preprocess.interpolation == "nearest":
-        levels: NDArray[Any] = np.asarray(resize(image, scaled, box, FILTERS[preprocess.interpolation]))
+        parts: list[Any] = [resize(plane, scaled, box, FILTERS[preprocess.interpolation]) for plane in planes]
     elif preprocess.interpolation == "bilinear":
-        levels = sample_bilinear(image, scaled, box)
+        parts = [sample_bilinear(plane, scaled, box) for plane in planes]
     else:
         raise ConfigError(f"antialias=False supports bilinear and nearest, not {preprocess.interpolation}")
     left, top, right, bottom = box
-    levels = levels.reshape(bottom - top, right - left, -1)
+    levels = np.concatenate([np.asarray(part).reshape(bottom - top, right - left, -1) for part in parts], axis=2)
+    unit = np.float32(1 if preprocess.is_stored else 255)
     pixels = np.empty((levels.shape[2], *levels.shape[:2]), np.float32)  # (v / 255 - mean) / std, channels first
     for channel, table in enumerate(level_tables(preprocess.mean, preprocess.std)):
         if levels.dtype == np.uint8:
             pixels[channel] = np.take(table, levels[..., channel], mode="clip")
         else:
-            pixels[channel] = levels[..., channel] / np.float32(255)
+            pixels[channel] = levels[..., channel] / unit
             pixels[channel] -= np.float32(preprocess.mean[channel])
             pixels[channel] /= np.float32(preprocess.std[channel])
     return pixels

@@ -1,8 +1,5 @@
 """Tar shards in the WebDataset layout: members that share a name up to its first dot form one sample."""
 
-import functools
-import io
-import math
 import tarfile
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -11,13 +8,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vitruvian.data.columns import OpenFile
 from vitruvian.data.decode import EXTENSIONS, RawImage
 from vitruvian.data.index import Entry, IndexedSource, build_index
 from vitruvian.data.names import find_classes, split_of_file
 from vitruvian.data.sources import Dataset, SkippedFiles, check_image_bytes, make_dataset
+from vitruvian.data.stored import read_npy
 from vitruvian.errors import DataError, FileError, ImageError, parsing
 from vitruvian.files import parse_json
 from vitruvian.text import natural_key
@@ -25,7 +22,6 @@ from vitruvian.text import natural_key
 IMAGES = EXTENSIONS | {".npy"}  # extensions of members that contain the image; `.npy` contains its pixels
 LABEL_KEYS = ("label", "cls", "class")  # keys of the label in the JSON member of a sample
 MAX_LABEL_BYTES = 2**20
-HEADER_BYTES = 16  # enough to contain the part of an `.npy` header that states its length
 
 
 @dataclass(slots=True)
@@ -105,31 +101,12 @@ def read_member(file: OpenFile, offset: int, size: int, key: str) -> RawImage:
     data = file.read(offset, size)
     if len(data) < size:
         raise ImageError("the shard ends before the image", where=key)
+    if not key.endswith(".npy"):
+        return data
     with parsing(key, ImageError, reason="broken array"):
-        return pixels_of(data) if key.endswith(".npy") else data
-
-
-def pixels_of(data: bytes) -> NDArray[np.uint8]:
-    """The array in an `.npy` member, without copying its bytes."""
-    stream = io.BytesIO(data[:HEADER_BYTES])
-    np.lib.format.read_magic(stream)
-    length = int.from_bytes(stream.read(2 if data[6] == 1 else 4), "little")
-    start = stream.tell() + length
-    shape, fortran = pixel_shape(data[:start])
-    values = np.frombuffer(data, np.uint8, count=math.prod(shape), offset=start)
-    return values.reshape(shape, order="F" if fortran else "C")
-
-
-@functools.lru_cache(maxsize=4096)
-def pixel_shape(header: bytes) -> tuple[tuple[int, ...], bool]:
-    """Shape and order in an `.npy` header. Cached: parsing is slow, and a dataset has few shapes."""
-    stream = io.BytesIO(header)
-    version = np.lib.format.read_magic(stream)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(stream)
-    if dtype != np.uint8 or min(shape, default=0) < 1 or (len(shape) != 2 and shape[2:] != (3,)):
-        raise ValueError(f"{dtype} {shape}; expected uint8 (rows, columns, 3)")
-    return shape, fortran
+        values = read_npy(data)
+    is_ordinary = values.dtype == np.uint8 and (values.ndim == 2 or values.shape[2:] == (3,))
+    return values if is_ordinary else data  # for models that read stored channels
 
 
 NUMBERS = ("shard", "offset", "size")

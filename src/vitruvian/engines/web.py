@@ -68,6 +68,7 @@ def check_page(meta: ModelMeta, num_classes: int, batch_size: int | None) -> Non
         raise ConversionError(reason, hint="for a CLIP or SigLIP, `vit convert --labels` makes one")
     if meta.preprocess.fit == "naflex":
         raise ConversionError(f"a page in the browser needs one size of images; give {argument('image_size')}")
+    meta.preprocess.require_rgb("a page in the browser")
 
 
 def write_site(folder: Path, graph: Graph) -> float | None:

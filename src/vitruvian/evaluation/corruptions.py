@@ -299,6 +299,8 @@ def measure_corruptions(
 ) -> CorruptionResult:
     """`measure` a model on every image of a source, corrupted in these ways at 5 strengths."""
     preprocess = classifier.preprocess
+    if isinstance(preprocess, Preprocess):
+        preprocess.require_rgb("the corruption of images")
     if isinstance(preprocess, Preprocess) and preprocess.fit == "crop":  # the images are already cropped
         classifier = classifier.with_preprocess(preprocess.with_changes({"fit": "squash"}))
     ways = [(kind, strength) for kind in kinds for strength in range(1, STRENGTHS + 1)]

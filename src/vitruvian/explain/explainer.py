@@ -13,8 +13,9 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.config import Preprocess
-from vitruvian.data.decode import ImageInput, decode
-from vitruvian.data.preprocess import apply_preprocess
+from vitruvian.data.decode import ImageInput
+from vitruvian.data.preprocess import apply_preprocess, open_image
+from vitruvian.data.stored import shown
 from vitruvian.engines.graph import ImageModel
 from vitruvian.engines.runtimes import EngineName
 from vitruvian.errors import ConfigError, DataError, ImageError, NotFiniteError, UnknownNameError, nearest
@@ -208,8 +209,9 @@ class Explainer:
 
         def load(_: int, source: ImageInput) -> Loaded[tuple[str, Image.Image | None]]:
             try:
-                image = decode(source)
-                return (image_name(source), image), apply_preprocess(image, preprocess)
+                image = open_image(source, preprocess)
+                display = image if isinstance(image, Image.Image) else shown(image)
+                return (image_name(source), display), apply_preprocess(image, preprocess)
             except ImageError as error:
                 return (image_name(source), None), error
 

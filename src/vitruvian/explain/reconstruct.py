@@ -38,6 +38,7 @@ def reconstruct(
         ImageError: The image cannot be read.
     """
     config, preprocess = model.encoder.config, model.encoder.meta.preprocess
+    preprocess.require_rgb("a reconstruction")
     pixels = preprocess_image(image, preprocess)[None]
     noise = torch.rand(1, config.grid[0] * config.grid[1], generator=torch.Generator().manual_seed(seed))
     with torch.inference_mode():

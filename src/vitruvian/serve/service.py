@@ -63,6 +63,7 @@ class ServedModel:
         if self.graph is not None and not model.config.num_classes:
             reason = "an exported graph without a head makes no predictions"
             raise ConfigError(reason, where=name, hint="serve its weights")
+        model.meta.preprocess.require_rgb("the service")
         engine = engine if self.graph is None else "torch"
         first: EngineName = "torch" if engine == "auto" else engine  # measuring engines may take a minute
         self.kind = Classifier if model.config.num_classes else Encoder

@@ -29,6 +29,7 @@ from vitruvian.data.augment import Augment
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.loader import Loader
 from vitruvian.data.sources import Concat, Source, take
+from vitruvian.data.stored import channel_statistics
 from vitruvian.data.transform import as_transform
 from vitruvian.errors import ConfigError, DataError, UnknownNameError, argument
 from vitruvian.evaluation import probe_classifiers as classifiers
@@ -42,18 +43,21 @@ from vitruvian.model.vit import ViT
 from vitruvian.progress import no_tracking, print_status, track
 from vitruvian.settings import Size
 from vitruvian.targets import KINDS, SINGLE, Target
+from vitruvian.text import plural
 from vitruvian.training.distributed import Processes
 from vitruvian.training.masked import MaskedViT
 from vitruvian.training.optimizer import freeze
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.splits import subsample
 from vitruvian.weights.checkpoint_files import Description
+from vitruvian.weights.create import adapt
 from vitruvian.weights.load import Changes, assemble, check_finite, locate, open_model, published_name, with_config
 from vitruvian.weights.parse import LoadHints
 
 # N images, D features, K classes
 
 STEM_IMAGES = 2_000  # number of images to compute the whitening from; a patch has few values, and an image many patches
+CHANNEL_IMAGES = 10_000  # maximum number of images to measure the mean and deviation of channels on
 HEAD_IMAGES = 20_000  # maximum number of images to fit a head to
 
 Head = tuple[Tensor, Tensor]  # weight (D, K) and bias (K,): logits = features @ weight + bias
@@ -64,11 +68,23 @@ def initial_model(
 ) -> Model:
     """The model of a new run, on its device, with its stem and head initialized from the training images."""
     model = model_for(recipe, labels, target_of(source)).to(processes.device)
+    is_new = not recipe.weights or "in_channels" in recipe.architecture or "pixels" in recipe.preprocess
+    if model.meta.preprocess.is_stored and is_new and "mean" not in recipe.preprocess:
+        measure_channels(model, source, report)
     if recipe.stem_init == "whitening" and not recipe.weights:
         whiten_stem(model, source)
     if recipe.head_init != "zero" and is_fresh(model):
         fit_head(model, source, recipe, processes=processes, report=report)
     return model
+
+
+def measure_channels(model: Model, source: Source, report: Callable[[str], None]) -> None:
+    """Set the mean and deviation of the preprocessing to those of the training images."""
+    images, channels = subsample(source, CHANNEL_IMAGES), model.config.in_channels
+    report(f"measuring the mean and deviation of {plural(channels, 'channel')} on {plural(len(images), 'image')}")
+    mean, std = channel_statistics(images, channels, partial(track, label="measuring"))
+    preprocess = model.meta.preprocess.replace(mean=tuple(mean), std=tuple(std), pixels="stored")
+    model.meta = model.meta.replace(preprocess=preprocess)
 
 
 def target_of(source: Source) -> Target:
@@ -154,9 +170,9 @@ def change_config(config: ModelConfig, changes: Mapping[str, Any]) -> ModelConfi
 
 def from_weights(recipe: Recipe, labels: Sequence[str], target: Target) -> Model:
     """The model of the weights, with their own head if it has the same classes, else with a new one."""
-    fixed = set(recipe.architecture).difference(CHANGEABLE)
+    fixed = set(recipe.architecture).difference(CHANGEABLE, ("in_channels",))
     if fixed:
-        allowed = ", ".join(sorted(CHANGEABLE))
+        allowed = ", ".join(sorted((*CHANGEABLE, "in_channels")))
         raise ConfigError(f"architecture.{min(fixed)} cannot be changed when starting from weights, only {allowed}")
 
     def changes(description: Description) -> Changes:
@@ -173,6 +189,8 @@ def from_weights(recipe: Recipe, labels: Sequence[str], target: Target) -> Model
 
     model, _ = open_model(locate(recipe.weights), LoadHints(name=published_name(recipe.weights)), changes)
     check_finite(model, recipe.weights)
+    if "in_channels" in recipe.architecture:
+        model = adapt(model, {"in_channels": recipe.architecture["in_channels"]}).requires_grad_(True)
     if recipe.architecture and isinstance(model.config, ViTConfig):  # a ResNet has no such settings
         model = with_config(model, change_config(model.config, recipe.architecture)).requires_grad_(True)
     origin = f"trained from {recipe.weights}" + (f" ({model.meta.origin})" if model.meta.origin else "")
@@ -192,7 +210,8 @@ def head_bias(recipe: Recipe, num_classes: int) -> float:
 def augment_for(recipe: Recipe, model: Model) -> Augment:
     """The recipe's augmentation with the size, mean and std of the model's preprocessing."""
     size, preprocess = scale_size(model.config, recipe.train_scale), model.meta.preprocess
-    return recipe.augment.replace(image_size=size, mean=preprocess.mean, std=preprocess.std, output="uint8")
+    changes: dict[str, Any] = {"pixels": "stored"} if preprocess.is_stored else {"output": "uint8"}
+    return recipe.augment.replace(image_size=size, mean=preprocess.mean, std=preprocess.std, **changes)
 
 
 def evaluation_size(recipe: Recipe, config: ModelConfig) -> Size:

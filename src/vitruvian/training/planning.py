@@ -23,10 +23,10 @@ from torch.utils._pytree import tree_leaves
 from vitruvian.catalog import find_published, resolve
 from vitruvian.config import ModelConfig, ResNetConfig, ViTConfig
 from vitruvian.cost import multiply_adds, parameters
-from vitruvian.data.decode import decode
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.loader import Batch
 from vitruvian.data.sources import Source
+from vitruvian.data.stored import display
 from vitruvian.errors import ConfigError, DataError, ImageError, TrainingError, UnknownNameError, argument
 from vitruvian.machine import free_megabytes
 from vitruvian.report.html import render
@@ -527,6 +527,6 @@ def areas(images: Source) -> Iterable[int]:
     """The areas, in pixels, of some images, evenly spaced."""
     for index in np.unique(np.linspace(0, len(images) - 1, EXAMINED).astype(int)).tolist():
         try:
-            yield math.prod(decode(images.read(index)).size)
+            yield math.prod(display(images.read(index)).size)
         except ImageError:
             continue  # training reports it

@@ -363,7 +363,8 @@ def changed_values(table: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
     }
 
 
-OWNED = {"augment.image_size": "image_size", "augment.mean": "preprocess.mean", "augment.std": "preprocess.std"}
+OWNED = {f"augment.{name}": f"preprocess.{name}" for name in ("mean", "std", "pixels")}
+OWNED["augment.image_size"] = "image_size"
 """Settings of the augmentation that are derived from others."""
 
 FROM_DATA = dict.fromkeys(("num_classes", "classes", "num_labels"), "the data, which has one folder or label per class")

@@ -14,6 +14,7 @@ from vitruvian.errors import ConfigError, UnknownNameError, short_repr
 from vitruvian.model.build import Model, build, empty
 from vitruvian.model.lora import plain_state
 from vitruvian.model.vit import ViT, take_indices
+from vitruvian.progress import print_status
 from vitruvian.settings import check_choice
 from vitruvian.weights.families.timm_config import NAMES, Architecture, find_architecture, rows
 from vitruvian.weights.load import assemble, load
@@ -128,6 +129,8 @@ def adapt(model: Model, settings: Mapping[str, Any]) -> Model:
     if config.in_channels != model.config.in_channels:
         first = next(key for key, tensor in state.items() if tensor.dim() == 4)
         state[first] = adapt_channels(state[first], config.in_channels)
+        how = "added to one" if config.in_channels == 1 else f"repeated for {config.in_channels} channels"
+        print_status(f"note: the weights of the {model.config.in_channels} input channels are {how}, of the same sum")
         # the preprocessing of gray images has the mean over the colors; otherwise its values are repeated
         channels, before = config.in_channels, (meta.preprocess.mean, meta.preprocess.std)
         mean, std = ((sum(old) / len(old),) if channels == 1 else (old * channels)[:channels] for old in before)

@@ -8,9 +8,10 @@ from typing import Any
 from markupsafe import Markup
 from PIL import Image
 
-from vitruvian.data.decode import RawImage, decode
+from vitruvian.data.decode import RawImage
 from vitruvian.data.doctor.findings import COPIES, EXAMPLES, HEADINGS, MARKS, REVIEWED, Diagnosis, ImageRef
 from vitruvian.data.sources import Dataset, Source
+from vitruvian.data.stored import display
 from vitruvian.errors import VitruvianError
 from vitruvian.report.html import render, script_hash, thumbnail
 
@@ -37,7 +38,7 @@ def image_context(image: ImageRef, data: Dataset) -> dict[str, Any]:
     return {"image": thumbnail, "key": image.key, "split": image.split, "label": image.label}
 
 
-def thumbnail_of(source: Source, index: int, view: Callable[[RawImage], Image.Image] = decode) -> Markup:
+def thumbnail_of(source: Source, index: int, view: Callable[[RawImage], Image.Image] = display) -> Markup:
     """A thumbnail of a sample, or "no image" if it cannot be read."""
     try:
         return thumbnail(view(source.read(index)), source.key(index))

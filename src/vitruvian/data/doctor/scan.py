@@ -16,8 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitruvian.data.decode import Problem, open_reduced, orientation, problem_of, reason
+from vitruvian.data.decode import (
+    Problem,
+    ReducedImage,
+    UnreadableImageError,
+    open_reduced,
+    orientation,
+    problem_of,
+    reason,
+)
 from vitruvian.data.sources import Source
+from vitruvian.data.stored import display_stored
 from vitruvian.data.workers import in_order
 from vitruvian.progress import Track
 
@@ -89,7 +98,13 @@ def examine(sources: Sequence[Source], position: tuple[int, int]) -> tuple[NDArr
         if digest in _remembered:
             return _remembered[digest]
         record["bytes"] = len(content)
-        image = open_reduced(data, DRAFT_SIDE)
+        try:
+            image = open_reduced(data, DRAFT_SIDE)
+        except UnreadableImageError:
+            on_screen = display_stored(data)
+            if on_screen is None:
+                raise
+            image = ReducedImage(on_screen, on_screen, on_screen.size)
         record["columns"], record["rows"] = image.size
         record["traits"] = traits_of(image.stored)
         size = f"{image.size} as {image.upright.size}".encode()
