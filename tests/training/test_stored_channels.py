@@ -48,7 +48,7 @@ def test_a_model_of_four_channels_trains_resumes_to_the_bit_predicts_and_explain
     explained = vt.Explainer(whole.folder).explain(path)
     assert not explained.error
     assert explained.image.size == (24, 20)
-    assert vt.evaluate(bands, whole.folder).top1 > 90
+    assert vt.evaluate(bands, whole.folder).measures.top1 > 90
 
 
 def test_weights_of_three_channels_start_a_model_of_four(bands, tmp_path, capsys):
