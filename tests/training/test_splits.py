@@ -90,7 +90,8 @@ def test_a_run_goes_on_where_its_files_have_moved_to(tmp_path):
 SCRIPT = """
     import vitruvian.training as training
     def main():
-        training.train("digits", out="run", settings=["steps=2", "batch_size=8", "workers=1", "image_size=8"])
+        small = ["architecture.depth=1", "architecture.width=16", "architecture.mlp_dim=16", "architecture.num_heads=2"]
+        training.train("digits", out="run", settings=["steps=2", "batch_size=8", "workers=1", "image_size=8", *small])
 """
 
 
@@ -112,7 +113,7 @@ def test_a_script_without_a_guard_trains_without_workers_and_says_so_in_a_line(t
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "model").is_dir()
     assert "Traceback" not in done.stderr
-    assert ("workers=0: line 5 of" in done.stderr and 'outside `if __name__ == "__main__":`' in done.stderr) == noted
+    assert ("workers=0: line 6 of" in done.stderr and 'outside `if __name__ == "__main__":`' in done.stderr) == noted
 
 
 def test_train_shows_its_progress_unless_asked_not_to(tmp_path, capsys):
