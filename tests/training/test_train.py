@@ -213,7 +213,7 @@ def test_a_run_ends_early_when_it_gets_no_better_and_gives_its_best_model(tmp_pa
     best = max(lines, key=lambda line: line["top1"])
     assert len(lines) == lines.index(best) + 3 < 150
     assert run.facts["validation"] == "10% of each class, held out"
-    assert identical(weights(run.folder), load_file(run.best(best["step"]) / "model.safetensors"))
+    assert identical(weights(run.folder), load_file(run.best(best["step"]) / "trained.safetensors"))
 
 
 @pytest.mark.slow
