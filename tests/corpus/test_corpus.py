@@ -35,6 +35,7 @@ COMMANDS = {
         "embed {good}/data -m {bad} --out {out}",
         "export {bad} {out}.onnx",
         "segment {good}/data/dark -m {bad} --masks {good}/masks --classes dark,light --out {out}",
+        "anomaly --good {good}/data/dark -m {bad} --out {out}",
         "optimize {bad} {out}.onnx --only int8 --calibrate {good}/data --evaluate {good}/data",
         "optimize {bad} {out} --calibrate {good}/data",
     ],
@@ -153,6 +154,11 @@ FALLS_BACK += ["before-position", "after-position"]
 """Runs with a damaged newest checkpoint, which go on from the one before it, and say so."""
 
 OPTIONS = {
+    "map {good}/data --out {out}": "does not end in .html",
+    "map {good}/data --out {out}.html": "expected a folder that `vit embed`",
+    "map {empty} --out {out}.html": "(no such|empty)",
+    "anomaly {good}/photo.png -m {good}/model --out {out}": "detector",
+    "anomaly --good {good}/model -m {good}/model --out {out}": "no image",
     "predict {good}/photo.png -m {good}/model --batch-size 10000000000000000000000000": "--batch-size",
     "predict {good}/photo.png -m {good}/model --top 99999999999999999999999": "(^$|--top)",
     "predict {good}/photo.png -m {good}/model --device meta": "--device 'meta' cannot be used",
