@@ -1,6 +1,9 @@
 """Trackers: what each is given by a run, offline, with the real packages where they are installed."""
 
 import json
+import os
+import re
+import subprocess
 import sys
 
 import pytest
@@ -59,7 +62,7 @@ def test_unknown_and_missing_trackers_are_refused_in_one_line(monkeypatch):
     with pytest.raises(MissingExtraError, match="this needs the package 'wandb': run pip install wandb"):
         open_trackers(["wandb"])
     assert open_trackers(["tensorboard"]) == []
-    assert set(TRACKERS) == {"wandb", "mlflow", "tensorboard"}
+    assert set(TRACKERS) == {"wandb", "mlflow", "trackio", "tensorboard"}
 
 
 @pytest.mark.slow
@@ -85,3 +88,28 @@ def test_wandb_writes_an_offline_run(tmp_path, monkeypatch, capsys):
     (log,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
     assert log.stat().st_size > 0
     assert "failed and gets nothing more" not in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_trackio_has_the_run_on_this_machine(tmp_path):
+    pytest.importorskip("trackio", reason="it requires pillow<13, and constraints.txt has pillow 13")
+    script = """
+import json, sys
+from vitruvian.training.integrations import open_trackers
+from vitruvian.training.train import train
+train("digits", out=sys.argv[1], settings=json.loads(sys.argv[2]), listeners=open_trackers(["trackio"]), progress=False)
+import trackio
+from trackio.sqlite_storage import SQLiteStorage
+(run,) = trackio.Api().runs("vitruvian")
+rows = SQLiteStorage.get_logs("vitruvian", run.name)
+print("result", json.dumps([run.name, run.config["batch_size"], any("top1/val" in row for row in rows)]))
+"""
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", script, str(tmp_path / "run"), json.dumps(SETTINGS)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "failed and gets nothing more" not in done.stderr
+    name, batch_size, has_accuracy = json.loads(re.search(r"^result (.*)$", done.stdout, re.MULTILINE)[1])
+    assert (name.rpartition("-")[0], batch_size, has_accuracy) == ("run", 32, True)
+    assert any(path.stat().st_size for path in (tmp_path / "trackio").rglob("*") if path.is_file())

@@ -52,7 +52,7 @@ def set_data_root(root: Path | None) -> None:
         os.environ[DATA_VARIABLE] = str(root.expanduser().resolve())
 
 
-Trackers = Annotated[list[str] | None, option("NAME", "Also log to wandb or mlflow; repeatable.", "--track")]
+Trackers = Annotated[list[str] | None, option("NAME", "Also log to wandb, mlflow or trackio; repeatable.", "--track")]
 
 
 @expand_options

@@ -199,6 +199,11 @@ class Tracker(Listener):
         self.attempt(self.end)
 
 
+def run_key(run: Run) -> str:
+    """An identifier of a run that stays when it is resumed."""
+    return sha256(f"{run.folder.resolve()} {run.facts.get('started')}".encode()).hexdigest()[:16]
+
+
 def report_images(page: Path) -> list[Image.Image]:
     """The first images of a report."""
     text = page.read_text(encoding="utf-8") if page.is_file() else ""
@@ -215,8 +220,7 @@ class WandB(Tracker):
     package = "wandb"
 
     def begin(self, run: Run, config: dict[str, Any]) -> None:
-        key = sha256(f"{run.folder.resolve()} {run.facts.get('started')}".encode()).hexdigest()[:16]
-        where = {"dir": str(run.folder), "id": key, "resume": "allow"}
+        where = {"dir": str(run.folder), "id": run_key(run), "resume": "allow"}
         self.session = self.module.init(project=PROJECT, name=run.folder.name, config=config, **where)
 
     def log(self, values: dict[str, float], step: int) -> None:
@@ -257,7 +261,31 @@ class MLflow(Tracker):
         self.module.end_run()
 
 
-TRACKERS: dict[str, type[Tracker] | None] = {"wandb": WandB, "mlflow": MLflow, "tensorboard": None}  # always written
+class Trackio(Tracker):
+    """Trackio, on this machine or in the Space that TRACKIO_SPACE_ID names. A resumed run continues."""
+
+    package = "trackio"
+
+    def begin(self, run: Run, config: dict[str, Any]) -> None:
+        name = f"{run.folder.name}-{run_key(run)[:6]}"
+        self.session = self.module.init(project=PROJECT, name=name, config=config, resume="allow", embed=False)
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.session.log(values, step=step)
+
+    def keep(self, run: Run, images: Sequence[Image.Image]) -> None:
+        if images:
+            self.session.log({f"report/{i}": self.module.Image(image) for i, image in enumerate(images)})
+        artifact = self.module.Artifact(f"model-{self.session.name}", type="model")
+        artifact.add_dir(str(run.folder / "model"))
+        artifact.add_file(str(run.folder / PAGE))
+        self.session.log_artifact(artifact)
+
+    def end(self) -> None:
+        self.session.finish()
+
+
+TRACKERS = {"wandb": WandB, "mlflow": MLflow, "trackio": Trackio, "tensorboard": None}  # always written
 
 
 def open_trackers(names: Sequence[str]) -> list[Listener]:
