@@ -132,9 +132,9 @@ NAMES = (
     "MapSettings ModelConfig ModelMeta Numerics Prediction Preprocess Recipe ResNet ResNetConfig Run Segmenter "
     "StemConfig ViT ViTConfig ViT_B_16_Weights ViT_B_32_Weights ViT_H_14_Weights ViT_L_16_Weights ViT_L_32_Weights "
     "VitruvianError add_classes add_lora advise build compare convert create_model embed embed_images embed_texts "
-    "evaluate export features finetune list_models load merge optimize preprocess_image probe protocol_for push "
-    "quantize ray read_recipe resume save save_adapter similar train train_anomaly_detector train_segmenter transform "
-    "vit_b_16 vit_b_32 vit_h_14 vit_l_16 vit_l_32 with_adapter with_merging with_words"
+    "evaluate export features finetune list_models load merge open_dataset optimize preprocess_image probe "
+    "protocol_for push quantize ray read_recipe resume save save_adapter similar train train_anomaly_detector "
+    "train_segmenter transform vit_b_16 vit_b_32 vit_h_14 vit_l_16 vit_l_32 with_adapter with_merging with_words"
 )
 
 

@@ -14,6 +14,7 @@ from .config import Preprocess as Preprocess
 from .config import ResNetConfig as ResNetConfig
 from .config import StemConfig as StemConfig
 from .config import ViTConfig as ViTConfig
+from .data.formats import open_dataset as open_dataset
 from .data.preprocess import preprocess_image as preprocess_image
 from .data.transform import transform as transform
 from .engines.export import export as export

@@ -15,7 +15,10 @@ NOT_RUN = {
 }
 """Programs that are named and not run."""
 
-ELSEWHERE = {"docs/pytorch.md": "tests/test_pytorch_page.py also looks at its results"}
+ELSEWHERE = {
+    "docs/pytorch.md": "tests/test_pytorch_page.py also looks at its results",
+    "docs/trainers.md": "tests/test_trainers_page.py runs each section, and looks at its model",
+}
 """Pages that a test of their own runs."""
 
 TESTED_ELSEWHERE = {
