@@ -14,8 +14,7 @@ from two_towers import change_json, clip_vocabulary, gemma_vocabulary, save_clip
 
 import vitruvian as vt
 from vitruvian.errors import CheckpointError
-from vitruvian.weights.tokenizer import basic
-from vitruvian.weights.zero_shot import load_text
+from vitruvian.weights.zero_shot import basic, load_text
 
 PEERS = Path(__file__).parents[1] / "golden" / "peers"
 TOLERANCE = 1e-4

@@ -51,6 +51,10 @@ WEIGHT_FILES = (
 """Weights in a folder, in order of preference."""
 GRAPH_ENDINGS = (".onnx", ".xml", ".pt2")  # suffixes of exported graphs, which have no weights to load
 SETTING_FILES = ("config.json", "preprocessor_config.json", "processor_config.json", "open_clip_config.json")
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt", "vocab.txt",
+)  # fmt: skip
+"""Files of a tokenizer that a folder may contain."""
 WRAPPERS = ("teacher", "model", "state_dict", "model_state_dict", "net", "model_ema", "state_dict_ema")
 """Entries under which training scripts store weights, in order of preference (DINO evaluates its teacher)."""
 MAX_WRAPPERS = 4  # limit of nested wrappers; a dictionary may contain itself

@@ -40,8 +40,7 @@ from vitruvian.errors import (
 from vitruvian.files import digest, read_object, read_text, sync, write_json
 from vitruvian.progress import Progress, print_status, waiting
 from vitruvian.text import describe_error
-from vitruvian.weights.checkpoint_files import GRAPH_ENDINGS, SETTING_FILES, WEIGHT_FILES
-from vitruvian.weights.tokenizer import TOKENIZER_FILES
+from vitruvian.weights.checkpoint_files import GRAPH_ENDINGS, SETTING_FILES, TOKENIZER_FILES, WEIGHT_FILES
 
 PERMISSIVE = ("Apache-2.0", "MIT", "BSD-3-Clause")
 HUB_TIMEOUT_SECONDS = 10.0

@@ -10,7 +10,7 @@ import torch
 from vitruvian.config import NUMERICS, ModelConfig, ViTConfig
 from vitruvian.errors import CheckpointError, ConversionError
 from vitruvian.model.text_tower import TextConfig, TextPool, TextTower
-from vitruvian.weights.checkpoint_files import Checkpoint, is_native, read_checkpoint
+from vitruvian.weights.checkpoint_files import TOKENIZER_FILES, Checkpoint, is_native, read_checkpoint
 from vitruvian.weights.families.family import Family
 from vitruvian.weights.families.google import BigVision, Lit, heads_in, unstack
 from vitruvian.weights.families.huggingface import HuggingFaceTower, encoder_json, read_int
@@ -18,7 +18,6 @@ from vitruvian.weights.families.openclip import CONFIG, UNSUPPORTED, OpenClip, O
 from vitruvian.weights.families.registry import recognize
 from vitruvian.weights.families.tables import TABLES, Table, Tensors
 from vitruvian.weights.parse import check_names, count_blocks, shape_of
-from vitruvian.weights.tokenizer import TOKENIZER_FILES
 
 
 class HuggingFaceText:
