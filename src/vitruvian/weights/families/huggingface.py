@@ -36,6 +36,9 @@ NAMES = package_table("weights/families/huggingface.toml")
 DEFAULT_DEPTH = 12  # `num_hidden_layers` of all these model types if `config.json` does not state it
 ENCODER_SETTINGS, IMAGE_SETTINGS, ACTIVATIONS = NAMES["encoder"], NAMES["image"], NAMES["activations"]
 
+GATED_ACTIVATIONS = {"silu": "erf", "swish": "erf"}  # and the GELU, which no part of such a model has
+GATED_TYPES = ("aimv2_vision_model",)  # model types whose MLPs are always gated
+
 
 class HuggingFace(Family[ViTConfig]):
     """Base class of all model types; the epsilon of norms and the GELU come from `config.json`."""
@@ -97,13 +100,16 @@ class HuggingFace(Family[ViTConfig]):
         return numbers | {"qkv_bias": read_bool(settings, "qkv_bias")}
 
     def numerics_of(self, settings: dict[str, Any]) -> Numerics:
+        is_gated = settings.get("use_gated_mlp") or settings.get("model_type") in GATED_TYPES
+        known = GATED_ACTIVATIONS if is_gated else ACTIVATIONS
         activation = settings.get("hidden_act", "gelu")
-        if not isinstance(activation, str) or activation not in ACTIVATIONS:
-            raise CheckpointError(f"config.json: hidden_act {activation!r} is not one of {', '.join(ACTIVATIONS)}")
-        eps = settings.get("layer_norm_eps", self.norm_eps)
+        if not isinstance(activation, str) or activation not in known:
+            what = "hidden_act of a gated MLP" if is_gated else "hidden_act"
+            raise CheckpointError(f"config.json: {what} {activation!r} is not one of {', '.join(known)}")
+        eps = settings.get("layer_norm_eps", settings.get("rms_norm_eps", self.norm_eps))
         if not isinstance(eps, float | int):
             raise CheckpointError(f"config.json: layer_norm_eps={eps!r} is not a number")
-        return self.numerics.replace(gelu=ACTIVATIONS[activation], norm_eps=float(eps))
+        return self.numerics.replace(gelu=known[activation], norm_eps=float(eps))
 
     def stated_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess | None:
         settings = checkpoint.settings.get("preprocessor_config.json")
@@ -584,14 +590,6 @@ class HuggingFaceDinoV3(HuggingFace):
             "layer_scale": True,
         }
 
-    def numerics_of(self, settings: dict[str, Any]) -> Numerics:
-        if not settings.get("use_gated_mlp"):
-            return super().numerics_of(settings)
-        if settings.get("hidden_act", "gelu") not in ("silu", "swish"):
-            reason = f"config.json: a gated MLP with {settings.get('hidden_act')!r} is not supported, only silu is"
-            raise CheckpointError(reason)
-        return super().numerics_of(settings | {"hidden_act": "gelu"})
-
     def obstacles(self, config: ViTConfig) -> list[str]:
         temperature = config.rope.temperature if config.rope else 100.0
         rope = RopeConfig(kind="normalized", temperature=temperature, half=True)
@@ -639,9 +637,6 @@ class HuggingFaceSapiens(HuggingFaceDinoV3):
         facts = super().facts(checkpoint, tensors)
         return replace(facts, settings=facts.settings | {"norm": "rms", "mlp_scale": False})
 
-    def numerics_of(self, settings: dict[str, Any]) -> Numerics:
-        return super().numerics_of(settings | {"layer_norm_eps": settings.get("rms_norm_eps", self.norm_eps)})
-
 
 class HuggingFaceAimv2(HuggingFace):
     """model_type `aimv2_vision_model` without a head; its features are the mean of the patches, as in timm."""
@@ -668,11 +663,6 @@ class HuggingFaceAimv2(HuggingFace):
         if POSITION_ARRAY not in tensors:
             raise CheckpointError("fixed positions in the order of AIMv2 (is_native) are not supported")
         return replace(super().facts(checkpoint, tensors), settings={"norm": "rms", "pool": "mean"})
-
-    def numerics_of(self, settings: dict[str, Any]) -> Numerics:
-        if settings.get("hidden_act", "silu") not in ("silu", "swish"):
-            raise CheckpointError(f"config.json: hidden_act {settings['hidden_act']!r} is not supported, only silu is")
-        return super().numerics_of({"layer_norm_eps": settings.get("rms_norm_eps", self.norm_eps)})
 
 
 class HuggingFacePixio(HuggingFaceViT):
