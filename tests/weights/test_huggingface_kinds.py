@@ -170,6 +170,14 @@ def test_features_of_several_class_tokens_are_not_written_for_libraries_that_lac
         save(load(tmp_path / "theirs"), path, family)
 
 
+@torch.no_grad()
+def test_sapiens_2_is_written_as_the_architecture_that_timm_has(tmp_path):
+    made("Sapiens2Model", tmp_path / "theirs")
+    certificate = convert(tmp_path / "theirs", tmp_path / "ours", to="timm")
+    assert certificate.reader_difference < TOLERANCE * max(1.0, certificate.largest_output)
+    assert load(tmp_path / "ours", family="timm").config.norm == "rms"
+
+
 def test_radio_normalizes_after_its_processor(tmp_path):
     made("RadioModel", tmp_path)
     processor = {"do_rescale": False, "image_mean": [127.5] * 3, "image_std": [2.0] * 3, "size": 32}

@@ -714,11 +714,17 @@ class HuggingFaceRadio(HuggingFace):
         numerics = facts.numerics.replace(position_resize="bilinear", square_positions=True)
         return replace(facts, numerics=numerics, image_size=(side, side), settings=settings)
 
-    def stated_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
-        """The preprocessing of the processor, if there is one, followed by the model's own normalization."""
+    def stated_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess | None:
+        stated = super().stated_preprocess(checkpoint, config)
+        return None if stated is None else self.normalized(stated, checkpoint)
+
+    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess:
         size = read_size(self.config_of(checkpoint).get("image_size", 224), "config.json: image_size")
-        outer = super().stated_preprocess(checkpoint, config.replace(image_size=size))
-        outer = outer or Preprocess(image_size=size, interpolation="bicubic", mean=(0.0,) * 3, std=(1.0,) * 3)
+        preprocess = Preprocess(image_size=size, interpolation="bicubic", mean=(0.0,) * 3, std=(1.0,) * 3)
+        return self.normalized(preprocess, checkpoint)
+
+    def normalized(self, outer: Preprocess, checkpoint: Checkpoint) -> Preprocess:
+        """The preprocessing of a processor, followed by the normalization inside the model."""
         named = {name.rpartition(".")[2]: tensor for name, tensor in checkpoint.tensors.items()}
         mean, std = (named[key].flatten().tolist() for key in ("norm_mean", "norm_std"))
         means = tuple(m + s * inner for m, s, inner in zip(outer.mean, outer.std, mean))

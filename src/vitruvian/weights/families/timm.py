@@ -24,14 +24,7 @@ from vitruvian.config import (
 from vitruvian.errors import CheckpointError, argument
 from vitruvian.settings import Size
 from vitruvian.weights.checkpoint_files import Checkpoint
-from vitruvian.weights.families.family import (
-    ConfigT,
-    Facts,
-    Family,
-    find_obstacles,
-    imagenet_preprocess,
-    scaled_size,
-)
+from vitruvian.weights.families.family import ConfigT, Facts, Family, find_obstacles, imagenet_preprocess, scaled_size
 from vitruvian.weights.families.tables import TABLES, Tensors, rename
 from vitruvian.weights.families.timm_config import (
     DISTILLED,
