@@ -15,7 +15,7 @@ from vitruvian.data.augment import Augment, train_transform
 from vitruvian.data.decode import decode
 from vitruvian.data.doctor import diagnose
 from vitruvian.data.preprocess import apply_preprocess, preprocess_image
-from vitruvian.data.stored import channel_statistics, read_stored
+from vitruvian.data.stored import channel_statistics, display, lost_by_rgb, read_stored
 from vitruvian.errors import ConfigError, DataError, ImageError, MissingExtraError
 
 tifffile = pytest.importorskip("tifffile")
@@ -258,6 +258,23 @@ def test_operations_on_colors_are_refused(changes):
         Augment(mean=(0.5,) * 4, std=(0.5,) * 4)
 
 
+@pytest.mark.parametrize(
+    ("data", "lost"),
+    [
+        (png(BANDS[..., :3]), "16 bits per channel"),
+        (png(BANDS[..., 0]), "16 bits per channel"),
+        (tiff(BANDS[..., :3], photometric="rgb"), "16 bits per channel"),
+        (tiff(np.zeros((5, 8, 9), np.uint8)), "5 pages"),
+        (tiff(np.zeros((8, 9, 3), np.uint8), photometric="rgb"), ""),
+        (png(np.zeros((8, 9, 3), np.uint8)), ""),
+        (b"broken", ""),
+        (np.zeros((8, 9), np.uint8), ""),
+    ],
+)
+def test_what_rgb_does_not_keep_is_said(data, lost):
+    assert lost_by_rgb(data) == lost
+
+
 class Arrays:
     name = "arrays"
 
@@ -283,6 +300,15 @@ def test_statistics_are_those_of_all_pixels():
         channel_statistics(Arrays(npy(constant)), 4)
     with pytest.raises(ImageError, match="not an image"):
         channel_statistics(Arrays(b"broken"), 4)
+
+
+def test_stored_channels_are_displayed_with_the_first_three_as_colors():
+    plane = np.linspace(-5, 5, 600).reshape(20, 30)
+    image = np.asarray(display(npy(np.stack([plane, -plane, 0 * plane, plane], axis=2))))
+    assert image[0, 0].tolist() == [0, 255, 0]
+    assert image[-1, -1].tolist() == [255, 0, 0]
+    with pytest.raises(ImageError, match="image of 6 bytes: not an image"):
+        display(b"broken")
 
 
 def test_the_doctor_examines_stored_channels(tmp_path):

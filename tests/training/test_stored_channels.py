@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from PIL import Image
 from runs import TINY, StopAt, identical, weights
 
 import vitruvian as vt
@@ -75,3 +76,15 @@ def test_color_operations_are_refused_in_one_line(bands, tmp_path):
     settings = [*SETTINGS, "augment.rand_augment=2"]
     with pytest.raises(ConfigError, match=r"augment.rand_augment needs 8-bit images.*set augment.rand_augment=0"):
         train(bands, recipe="digits", out=tmp_path / "run", settings=settings, progress=False)
+
+
+def test_training_on_8_bits_of_images_with_16_is_noted(tmp_path, capsys):
+    for label in (0, 1):
+        (tmp_path / "data" / str(label)).mkdir(parents=True)
+        for index in range(8):
+            image = np.random.default_rng(index).integers(0, 65535, (12, 12), dtype=np.uint16)
+            Image.fromarray(image).save(tmp_path / "data" / str(label) / f"{index}.png")
+    settings = [*TINY, "batch_size=8", "steps=1"]
+    run = train(tmp_path / "data", recipe="digits", out=tmp_path / "run", settings=settings, progress=True)
+    assert "although the first has 16 bits per channel; preprocess.pixels=stored" in capsys.readouterr().err
+    assert run.model().meta.preprocess.pixels == "rgb"

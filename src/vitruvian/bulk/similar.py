@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from vitruvian.bulk.result import open_result
 from vitruvian.bulk.storage import BulkResult
 from vitruvian.cache import cache_folder, file_lock
-from vitruvian.data.decode import ImageInput, decode
+from vitruvian.data.decode import ImageInput
 from vitruvian.data.doctor.doctor_report import thumbnail_of
 from vitruvian.data.formats import open_images
 from vitruvian.data.sources import Concat
+from vitruvian.data.stored import display
 from vitruvian.errors import CheckpointError, ConfigError, DataError, FileError, argument, install_hint, require
 from vitruvian.evaluation.features import model_key
 from vitruvian.files import atomic_path, file_stamp, read_json, write_json, write_text
@@ -218,7 +219,7 @@ def write_neighbors(
     if len(source) < result.images:
         raise DataError(f"no longer has the {result.images:,} images that the vectors were computed from", where=name)
     queries = []
-    pictures = [(image, thumbnail(decode(image), image)) for image in images] + [(f"“{text}”", None) for text in texts]
+    pictures = [(image, thumbnail(display(image), image)) for image in images] + [(f"“{text}”", None) for text in texts]
     for (query, image), neighbors in zip(pictures, results):
         shown = []
         for near in neighbors:

@@ -8,6 +8,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -30,7 +31,7 @@ from vitruvian.data.decode import (
     open_input,
     orientation,
 )
-from vitruvian.errors import DataError, ImageError, require
+from vitruvian.errors import DataError, ImageError, MissingExtraError, require
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import Size
 
@@ -88,7 +89,7 @@ def reader_of(data: bytes) -> Callable[[bytes], Parsed]:
     return read_pillow
 
 
-def display(image: RawImage) -> Image.Image:
+def display(image: ImageInput) -> Image.Image:
     """An image for the screen: upright RGB, or stored channels that Pillow cannot read."""
     try:
         return decode(image)
@@ -99,9 +100,11 @@ def display(image: RawImage) -> Image.Image:
         return drawn
 
 
-def display_stored(image: RawImage) -> Image.Image | None:
-    """A file of stored channels as `shown` draws it; None for other files."""
-    return None if isinstance(image, np.ndarray) or reader_of(image) is read_pillow else shown(read_stored(image))
+def display_stored(image: ImageInput) -> Image.Image | None:
+    """Stored channels as `shown` draws them; None if they cannot be read."""
+    with suppress(ImageError, MissingExtraError):
+        return shown(read_stored(image))
+    return None
 
 
 def channels_last(values: Array, axis: int | None, channels: int | None) -> Array:
@@ -305,6 +308,21 @@ def shown(values: Floats) -> Image.Image:
     low, high = chosen.min((0, 1)), chosen.max((0, 1))
     levels = np.rint((chosen - low) * (255 / np.maximum(high - low, 1e-30))).astype(np.uint8)
     return Image.fromarray(levels if levels.shape[2] == 3 else levels[..., 0]).convert("RGB")
+
+
+def lost_by_rgb(data: RawImage) -> str:
+    """What 8-bit RGB does not keep of an image, such as "16 bits per channel"; empty if nothing."""
+    if isinstance(data, np.ndarray):
+        return ""
+    with suppress(ImageError):
+        image = identify(io.BytesIO(data))
+        bits = max(getattr(image, "tag_v2", {}).get(258, (8,))) if image.format == "TIFF" else 8  # BitsPerSample
+        bits = data[24] if data.startswith(PNG) else bits
+        if bits > 8 or image.mode == "F" or image.mode.startswith("I"):
+            return f"{max(bits, 16)} bits per channel"
+        if image.format == "TIFF" and getattr(image, "n_frames", 1) > 1:
+            return f"{image.n_frames} pages"  # type: ignore[attr-defined]
+    return ""
 
 
 def channel_statistics(source: Any, channels: int, track: Track = no_tracking) -> tuple[list[float], list[float]]:

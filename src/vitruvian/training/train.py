@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
@@ -18,10 +18,13 @@ import torch
 
 from vitruvian import __version__
 from vitruvian.catalog import resolve, title_of
+from vitruvian.config import Preprocess
 from vitruvian.cost import parameters
 from vitruvian.data.doctor.overlap import split_notes
+from vitruvian.data.sources import Source
+from vitruvian.data.stored import lost_by_rgb
 from vitruvian.data.transform import Transform
-from vitruvian.errors import TrainingError, argument
+from vitruvian.errors import ImageError, TrainingError, argument
 from vitruvian.evaluation.features import FeatureSet, compute_features, open_store
 from vitruvian.inference import Encoder
 from vitruvian.machine import device_name
@@ -142,6 +145,7 @@ def train(
             listeners = (ProgressListener(), *listeners)
         report = partial(notify, listeners if processes.is_main else ())
         start = initial_model(chosen, splits.classes, splits.train, processes, report)
+        splits.notes.extend([] if transform or train_transform else depth_notes(splits.train, start.meta.preprocess))
         if chosen.lora.rank:
             counts = (sum(p.numel() for p in start.parameters() if p.requires_grad is flag) for flag in (True, False))
             kind, parts = "DoRA" if chosen.lora.dora else "LoRA", ", ".join(chosen.lora.parts)
@@ -161,6 +165,16 @@ def train(
         processes.check_sees(folder / RUN_FILE)
         deadline = math.inf if minutes is None else began + 60 * minutes * (1 - RESERVE / 2)
         return Loop(trainer, folder, Position(), listeners, deadline).run()
+
+
+def depth_notes(source: Source, preprocess: Preprocess) -> list[str]:
+    """A note if the first image has more than a model of 8-bit RGB reads."""
+    lost = ""
+    if not (source.remote or source.draws or preprocess.is_stored):
+        with suppress(ImageError, OSError):  # training reports it
+            lost = lost_by_rgb(source.read(0))
+    keep = "preprocess.pixels=stored or architecture.in_channels keeps them"
+    return [f"images are read as 8-bit RGB or gray, although the first has {lost}; {keep}"] if lost else []
 
 
 def device_notes(processes: Processes) -> list[str]:
