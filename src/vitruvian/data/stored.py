@@ -195,7 +195,10 @@ def read_pillow(data: bytes) -> Parsed:
             what = "gray with alpha" if data[25] == 4 else "rotated by EXIF"
             raise ImageError(f"a PNG of 16 bits that is {what}, which is not supported", hint="save it as TIFF")
         cv2 = require("cv2", "train")
+        cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_ERROR)  # a damaged file is one line, ours
         values = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+        if values is None:
+            raise ImageError("broken PNG image")
         return values[..., [2, 1, 0, 3][: values.shape[2]]], 2  # from blue, green, red
     return pillow_values(image), 2
 
