@@ -705,10 +705,8 @@ class HuggingFaceRadio(HuggingFace):
         return state | {"cls_token": tokens[:, :1], "reg_token": tokens[:, 1:], "patch_embed.proj.weight": kernel}
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
-        facts, side = (
-            super().facts(checkpoint, tensors),
-            read_int(self.config_of(checkpoint), "max_img_size", 2048) or 2048,
-        )
+        side = read_int(self.config_of(checkpoint), "max_img_size", 2048) or 2048
+        facts = super().facts(checkpoint, tensors)
         read = next(tensor for name, tensor in checkpoint.tensors.items() if name.endswith("summary_idxs"))
         settings = {"pool": "prefix_concat", "pool_tokens": len(read), "final_norm": False, "patch_bias": False}
         numerics = facts.numerics.replace(position_resize="bilinear", square_positions=True)
