@@ -199,19 +199,18 @@ def map_array(file: BinaryIO, member: zipfile.ZipInfo) -> "np.ndarray[Any, Any] 
 def read_safetensors(path: Path) -> Checkpoint:
     import numpy as np
 
-    with path.open("rb") as start:
-        offset = 8 + int.from_bytes(start.read(8), "little")
-    with safe_open(path, framework="pt") as file:
-        metadata, tensors = file.metadata() or {}, dict[str, Tensor]()
-        for name in file.offset_keys():
-            # a mapping for each tensor: those of one mapping stay in memory until the last is dropped
-            tensor = file.get_tensor(name)
-            if tensor.nbytes < MIN_MAPPED_BYTES:
-                tensors[name] = tensor.clone()
-            else:
-                mapped = torch.from_numpy(np.memmap(path, np.uint8, "c", offset, tensor.nbytes))
-                tensors[name] = mapped.view(tensor.dtype).view(tensor.shape)
-            offset += tensor.nbytes
+    with safe_open(path, framework="pt") as file, path.open("rb") as raw:  # the first checks the header
+        metadata, length = file.metadata() or {}, int.from_bytes(raw.read(8), "little")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        header = json.loads(raw.read(length))
+    # a mapping for each large tensor: those of one mapping stay in memory until the last of them is dropped
+    for name, tensor in tensors.items():
+        begin, end = header[name]["data_offsets"]
+        if end - begin < MIN_MAPPED_BYTES:
+            tensors[name] = tensor.clone()
+        else:
+            mapped = torch.from_numpy(np.memmap(path, np.uint8, "c", 8 + length + begin, end - begin))
+            tensors[name] = mapped.view(tensor.dtype).view(tensor.shape)
     embedded = parse_object(metadata[METADATA_KEY], path, raises=CheckpointError) if METADATA_KEY in metadata else None
     return Checkpoint(path=path, format="safetensors", tensors=tensors, embedded=embedded)
 
