@@ -62,7 +62,7 @@ def test_figures_are_taken_over_images_that_are_given(vit, weights, photos, tmp_
     ("arguments", "text"),
     [
         ([], "give images to explain, or --figures for the model itself"),
-        (["--figures", "--layer", "0"], "plots the model; --map, --class, --layer,"),
+        (["--figures", "--layer", "0"], "plots the model; --map, --labels, --class, --layer,"),
         (["a.png", "--map", "gradcam"], "Invalid value for '--map'"),
         (["a.png", "--patch", "7"], "'7' is not ROW,COLUMN such as 7,3"),
         (["a.png", "--head", "-1"], "Invalid value for '--head'"),

@@ -88,8 +88,8 @@ OPTIONS = {
     "advise": "--model -m --minutes --html --json",
     "compare": "--data --split --json --out --batch-size --num-heads --image-size --adapter --device "
     "--engine --precision --compile --tome-r",
-    "explain": "--model -m --out --map --class --top --layer --head --patch --deletion --figures --reconstruct --count "
-    "--json --num-heads --image-size --adapter --device --engine --precision "
+    "explain": "--model -m --out --map --labels --template --class --top --layer --head --patch --deletion --figures "
+    "--reconstruct --count --json --num-heads --image-size --adapter --device --engine --precision "
     "--compile --tome-r",
     "anomaly": "--good --masks --layers --tile --patches --false-alarms --model -m --out --image-size --device --json",
     "segment": "--masks --classes --layers --tile --polygons --model -m --out --image-size --device --json",

@@ -6,7 +6,7 @@ from reference import SHAPES, TOLERANCE, forward, random_model, random_pixels
 
 from vitruvian.config import ResNetConfig
 from vitruvian.errors import ConfigError
-from vitruvian.explain import attention_map, attention_rollout
+from vitruvian.explain import attention_map, attention_rollout, patch_logits
 from vitruvian.explain.attention import readout, roll, token_shares
 from vitruvian.model.build import build
 
@@ -144,3 +144,33 @@ def test_a_resnet_is_refused():
     model = build(ResNetConfig(image_size=32, stages=(1,), width=32, num_classes=2))
     with pytest.raises(ConfigError, match="a BiT ResNet has no attention to explain"):
         attention_rollout(model, torch.zeros(1, 3, 32, 32))
+
+
+@pytest.mark.parametrize("name", ["token", "mean", "map", "registers"])
+def test_the_logits_of_a_patch_are_those_of_its_values(name):
+    """By the matrices: the values' part of qkv, the projection, and the head on each patch as if it was the image."""
+    model, pixels = random_model(**SHAPES[name]), torch.randn(2, 3, 16, 24, generator=torch.Generator().manual_seed(0))
+    config, block = model.config, model.blocks[-1]
+    D, P, T = config.width, 6, config.prefix_tokens
+    with torch.no_grad():
+        x = dict(model.iter_intermediates(pixels))["block_1"]
+        weight, bias = block.attn.qkv.weight[2 * D :], block.attn.qkv.bias[2 * D :]
+        y = block.norm1(x) @ weight.T @ block.attn.proj.weight.T + block.attn.proj.weight @ bias + block.attn.proj.bias
+        y = y if block.ls1 is None else y * block.ls1
+        expected = []
+        for image in y[:, T:]:
+            for patch in image:
+                tokens = model.norm(patch.expand(1, T + P, D))  # all tokens are this patch
+                expected.append(model.forward_head(tokens)[0])
+    logits = patch_logits(model, pixels)
+    assert logits.shape == (2, 2, 3, 5)
+    torch.testing.assert_close(logits.view(-1, 5), torch.stack(expected), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_patches_that_no_head_reads_are_refused():
+    pixels = torch.zeros(1, 3, 16, 24)
+    with pytest.raises(ConfigError, match="this model has no head"):
+        patch_logits(random_model(num_classes=0), pixels)
+    for changes in ({"pool": "token_mean"}, {"attention": "differential"}):
+        with pytest.raises(ConfigError, match="cannot read single patches; use gradient attention"):
+            patch_logits(random_model(**changes), pixels)

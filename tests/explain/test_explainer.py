@@ -178,6 +178,18 @@ def test_a_run_writes_overlays_arrays_and_a_page(tmp_path):
     assert "http" not in page.replace("http-equiv", "")
 
 
+def test_labels_are_drawn_where_they_are_on_one_scale():
+    explained = Explainer(named(), MapSettings(methods=("label",), top=2, deletion=True)).explain(make_image())
+    first, second = explained.maps
+    assert [first.name, second.name] == ["label", "label-2"]
+    assert [first.index, second.index] == [prediction.index for prediction in explained.predictions[:2]]
+    assert first.ends == second.ends == (0.0, pytest.approx(max(first.values.max(), second.values.max())))
+    assert first.title == f"where it is {explained.predictions[0].label}: at most {first.values.max():.0%}"
+    assert list(explained.curves) == ["label", "random"]
+    with pytest.raises(ConfigError, match="no class to explain"):
+        Explainer(random_model(num_classes=0), MapSettings(methods=("label",)))
+
+
 @pytest.mark.slow
 def test_the_page_shows_the_first_images_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("vitruvian.explain.explainer.MAX_IMAGES", 2)

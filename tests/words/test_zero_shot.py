@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from two_towers import without
@@ -13,6 +14,8 @@ from typer.testing import CliRunner
 import vitruvian as vt
 from vitruvian.cli.app import app
 from vitruvian.errors import CheckpointError, ConfigError, ConversionError, DataError
+from vitruvian.explain import patch_logits
+from vitruvian.inference import probabilities_of
 from vitruvian.weights.zero_shot import check_labels, find_templates, parse_labels, published_templates
 
 WORDS = ["cat", "a red dog", "bird"]
@@ -182,3 +185,23 @@ def test_a_zero_shot_head_keeps_where_the_weights_came_from(clip):
     zero_shot = vt.with_words(model, ["cat", "dog"])
     assert zero_shot.meta.source == model.meta.source == str(clip[0])
     assert vt.with_words(zero_shot, ["bird"]).meta.labels == ("bird",)  # reads the text tower again
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_words_are_drawn_where_they_are(name, request, photos, tmp_path):
+    folder = request.getfixturevalue(name)[0]
+    arguments = ["explain", photos / "cat", "--model", folder, "--labels", ",".join(WORDS), "--out", tmp_path, "--json"]
+    ran = vit(*arguments)
+    assert ran.exit_code == 0, ran.output
+    first, _ = map(json.loads, ran.stdout.splitlines())
+    assert [each["map"] for each in first["maps"]] == ["label", "label-2", "label-3"]
+    assert [each["class"] for each in first["maps"]] == [each["index"] for each in first["predictions"]]
+    arrays = np.load(first["arrays"])
+    model = vt.with_words(vt.load(folder), WORDS)
+    logits = patch_logits(model, vt.transform(model)(photos / "cat" / "0.png")[None])
+    for each in first["maps"]:
+        expected = probabilities_of(model, logits)[0, ..., each["class"]].numpy()
+        np.testing.assert_allclose(arrays[each["map"]], expected, atol=1e-5)
+    ran = vit(*arguments[:6], "--figures", "--labels", "cat")
+    assert ran.exit_code == 2

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitruvian.explain import Explained
     from vitruvian.model.build import Model
 
-MapKind = StrEnum("MapKind", "gradient rollout attention pca")  # typer has no lists of Literal
+MapKind = StrEnum("MapKind", "gradient rollout attention label pca")  # typer has no lists of Literal
 
 
 def parse_patch(text: str) -> tuple[int, int]:
@@ -28,10 +28,11 @@ def parse_patch(text: str) -> tuple[int, int]:
 
 
 PATHS = typer.Argument(metavar="IMAGES", help="Images, or folders of images.", show_default=False)
-MAPS = typer.Option("--map", help="Compute only this map; repeatable [default: all but pca].")
+MAPS = typer.Option("--map", help="Compute only this map; repeatable [default: all but label and pca].")
 TARGET = option("NAME", "Explain this class, a label or an index [default: the prediction].", "--class")
 LAYER = option("N", "Layer of the raw attention, from 0 [default: -1, the last], or of pca [default: at two thirds].")
 PATCH = option("R,C", "Raw attention of this patch [default: of the class token].", parser=parse_patch)
+LABELS = option("NAMES", "Draw where each of these is, by a CLIP or SigLIP: a list, or a file with one per line.")
 DELETION = flag("--deletion", "Score the maps by deletion curves, which remove their top patches.")
 FIGURES = flag("--figures", "Plot filters, position similarity and attention distance of the model.")
 RECONSTRUCT = "Mask this fraction of the patches and reconstruct them with an MAE and its decoder."
@@ -44,8 +45,10 @@ def explain(
     model: opt.DefaultModel = None,
     out: Annotated[Path, option("DIR", "Output folder.")] = Path("explained"),
     maps: Annotated[list[MapKind] | None, MAPS] = None,
+    labels: Annotated[str | None, LABELS] = None,
+    template: opt.Template = None,
     target: Annotated[str, TARGET] = "",
-    top: Annotated[int, option("N", "Gradient-weighted attention for the N best predictions.", min=1)] = 1,
+    top: Annotated[int, option("N", "Maps of gradient and label for the N best predictions.", min=1)] = 1,
     layer: Annotated[int | None, LAYER] = None,
     head: Annotated[int | None, option("N", "Head of the raw attention [default: the mean of all].", min=0)] = None,
     patch: Annotated[Any, PATCH] = None,
@@ -65,8 +68,8 @@ def explain(
         raise typer.BadParameter("give images to explain, or --figures for the model itself", param_hint="IMAGES")
     if figures and options.engine not in ("torch", "auto"):
         raise typer.BadParameter("--figures needs torch: leave out --engine", param_hint="--engine")
-    if figures and (maps or target or deletion or any(v is not None for v in (layer, head, patch))):
-        about_images = "--map, --class, --layer, --head, --patch and --deletion"
+    if figures and (maps or target or deletion or any(v is not None for v in (labels, layer, head, patch))):
+        about_images = "--map, --labels, --class, --layer, --head, --patch and --deletion"
         raise typer.BadParameter(f"plots the model; {about_images} are about images", param_hint="--figures")
     if reconstruct is not None:
         reconstruct_paths(model, paths or [], out, share=reconstruct, as_json=as_json)
@@ -77,12 +80,20 @@ def explain(
     from vitruvian.explain.explainer import METHODS, AnyMethod
     from vitruvian.inference import Encoder
     from vitruvian.weights.hub import default_source
+    from vitruvian.weights.zero_shot import parse_labels
 
     images = find_images(paths or [])
+    words = None if labels is None else parse_labels(labels)
+    if words is not None:
+        maps, top = maps or [MapKind.label], 1 if target else len(words)
     methods = tuple(method for method in typing.get_args(AnyMethod) if method in maps) if maps else METHODS
     of_attention: Any = {"layer": layer, "head": head, "patch": patch}
     settings = vt.MapSettings(methods=methods, target=target, top=top, deletion=deletion, **of_attention)
-    encoder = Encoder(default_source() if model is None else model, **vars(options))
+    source = default_source() if model is None else model
+    if words is None:
+        encoder = Encoder(source, **vars(options))
+    else:
+        encoder = vt.Classifier(source, labels=words, template=template, **vars(options))
     if figures:
         plot_figures(require_vit(encoder.model), images, out, count=count, device=encoder.device, as_json=as_json)
     else:

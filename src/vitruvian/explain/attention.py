@@ -1,4 +1,4 @@
-"""Attention maps: raw attention of any layer and head, attention rollout, gradient-weighted attention.
+"""Attention maps: raw attention, attention rollout, gradient-weighted attention; and the logits of each patch.
 
 A map has one number per patch: how much the patch contributes to the tokens that the head reads, which depend on the
 pooling:
@@ -22,13 +22,14 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.engines.graph import ImageModel
 from vitruvian.errors import ConfigError
 from vitruvian.model.batching import eval_mode
 from vitruvian.model.build import Model
-from vitruvian.model.encoder import Block
+from vitruvian.model.encoder import Attention, Block
 from vitruvian.model.resnet import ResNet
 from vitruvian.model.token_merging import token_groups
 from vitruvian.model.vit import ViT
@@ -199,6 +200,41 @@ def gradient_attention(model: Model, pixels: Tensor, classes: Sequence[int] | Te
                 row = row if means is None else (row[:, None] @ means)[:, 0]
                 row = row + (row[:, None] @ positive_attention(weights, slope))[:, 0]
     return on_grid(vit, row, pixels)
+
+
+def patch_logits(model: Model, pixels: Tensor) -> Tensor:
+    """The logits that each patch would have by itself, (B, R, C, K): where the classes apply.
+
+    As in MaskCLIP (Zhou, Loy and Dai, 2022), the values of the last block's attention stand for its output, so that a
+    patch is described by what it shows instead of what it attends to, and the head reads each of them.
+
+    Args:
+        model: A ViT with a head, or a CLIP or SigLIP with the labels of `with_words`.
+        pixels: Normalized pixels (B, channels, height, width).
+
+    Raises:
+        ConfigError: The model has no head, or its last block or its pooling is of another kind.
+    """
+    vit = require_vit(model)
+    block, config = vit.blocks[-1], vit.config
+    if vit.head is None:
+        raise ConfigError("this model has no head, so there is no class to find in its patches; name labels")
+    if type(block) is not Block or type(block.attn) is not Attention or config.pool not in ("token", "mean", "map"):
+        raise ConfigError("the head of this model cannot read single patches; use gradient attention")
+    before = f"block_{config.depth - 2}" if config.depth > 1 else "embedded"
+    with eval_mode(vit), torch.no_grad():
+        x = next(value for name, value in vit.iter_intermediates(pixels) if name == before)
+        grid = vit.grid_of(pixels)
+        values = block.attn.split_heads(block.attn_input(block.add_positions(x, grid)))[2]  # (B, H, N, D // H)
+        patches = block.attn.output(values)[:, config.prefix_tokens :]  # (B, P, D)
+        patches = patches if block.ls1 is None else patches * block.ls1
+        tokens = patches.flatten(0, 1)[:, None]  # each patch as an image of one token
+        tokens = tokens if config.norm_after_pool else vit.norm(tokens)
+        pool = vit.attn_pool
+        features = tokens[:, 0] if pool is None else pool.finish(pool.project(tokens)[2])
+        features = vit.pre_logits(vit.norm(features) if config.norm_after_pool else features)
+        logits = vit.head(F.normalize(features, dim=-1) if config.unit_features else features)
+    return logits.view(len(pixels), *grid, -1).float().cpu()
 
 
 def head_gradient(vit: ViT, tokens: Tensor, classes: Sequence[int] | Tensor | None) -> tuple[Tensor, Tensor]:

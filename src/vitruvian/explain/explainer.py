@@ -19,12 +19,29 @@ from vitruvian.data.stored import shown
 from vitruvian.engines.graph import ImageModel
 from vitruvian.engines.runtimes import EngineName
 from vitruvian.errors import ConfigError, DataError, ImageError, NotFiniteError, UnknownNameError, nearest
-from vitruvian.explain.attention import attention_map, attention_rollout, check_head, gradient_attention, require_vit
+from vitruvian.explain.attention import (
+    attention_map,
+    attention_rollout,
+    check_head,
+    gradient_attention,
+    patch_logits,
+    require_vit,
+)
 from vitruvian.explain.deletion import Curve, deletion_curves
 from vitruvian.explain.overlay import file_name, image_with_crop, overlay, paint, seen_box, write_arrays
 from vitruvian.explain.patches import Components, default_layer, fit_components, patch_tokens
 from vitruvian.files import write_text
-from vitruvian.inference import NOT_FINITE, Classifier, Encoder, Loaded, Prediction, batched, image_name, load_batches
+from vitruvian.inference import (
+    NOT_FINITE,
+    Classifier,
+    Encoder,
+    Loaded,
+    Prediction,
+    batched,
+    image_name,
+    load_batches,
+    probabilities_of,
+)
 from vitruvian.model.vit import ViT
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.color import color_bar
@@ -34,7 +51,7 @@ from vitruvian.text import brief, plural, printable
 
 Method = Literal["gradient", "rollout", "attention"]
 METHODS: tuple[Method, ...] = get_args(Method)
-AnyMethod = Literal[Method, "pca"]
+AnyMethod = Literal[Method, "label", "pca"]
 SHOWN_PREDICTIONS = 5
 MAX_IMAGES = 60  # maximum number of images on the page; files are written for all
 PAGE_SIDE = 420  # longest side in pixels of an image on the page
@@ -46,7 +63,8 @@ class MapSettings:
     """Which maps to compute for each image."""
 
     methods: tuple[AnyMethod, ...] = METHODS
-    """Attention maps, and `pca`: principal components of the patch tokens, fitted over all images given."""
+    """Attention maps; `label`: the probability of the class in each patch; and `pca`: principal components of the patch
+    tokens, fitted over all images given."""
     layer: int | None = None
     """Layer of the raw attention, None for the last one; for `pca`, None for the one after two thirds of the blocks."""
     head: int | None = None
@@ -56,7 +74,7 @@ class MapSettings:
     target: str = ""
     """Label or index of the class to explain; empty for the predicted classes."""
     top: int = 1
-    """Number of predicted classes with a map of gradient-weighted attention."""
+    """Number of predicted classes with a map of gradient-weighted attention, or of their probability in each patch."""
     deletion: bool = False
     """Score the maps by deletion curves."""
 
@@ -78,6 +96,7 @@ class Map:
     title: str
     values: NDArray[np.float32]  # (R, C), one number per patch; of pca (R, C, 3), colors, NaN for the background
     index: int | None = None  # the class that it explains, if any
+    ends: tuple[float, float] | None = None  # values between which colors range, if not between those of the map
     patch: tuple[int, int] | None = None  # row and column of the query patch, if any
 
 
@@ -103,7 +122,7 @@ class Explained:
         maps = {
             item.name: paint(image, item.values, preprocess)
             if item.values.ndim == 3
-            else overlay(image, item.values, preprocess, patch=item.patch)
+            else overlay(image, item.values, preprocess, patch=item.patch, ends=item.ends)
             for item in self.maps
         }
         return {"image": image_with_crop(image, preprocess)} | maps
@@ -136,7 +155,8 @@ class Explainer:
         self.vit: ViT = require_vit(Encoder(model, device=device).model if isinstance(model, str | Path) else model)
         self.settings = settings or MapSettings()
         self.classifier = Classifier(self.vit, device=device, engine=engine) if self.vit.config.num_classes else None
-        needs_class = self.settings.deletion or self.settings.target or self.settings.methods == ("gradient",)
+        only_classes = {"gradient", "label"} >= {*self.settings.methods}
+        needs_class = self.settings.deletion or self.settings.target or only_classes
         if self.classifier is None and needs_class:
             raise ConfigError("this model has no head, so no class to explain; choose rollout or attention")
         if self.classifier is not None:
@@ -255,6 +275,17 @@ class Explainer:
                         title=f"gradient-weighted attention: {target.label} ({target.text})",
                         values=gradient_attention(vit, batch, [target.index])[0].numpy(),
                         index=target.index,
+                    )
+            elif method == "label":
+                indices = [target.index for target in targets]
+                probabilities = probabilities_of(vit, patch_logits(vit, batch)[0])[..., indices]
+                for rank, target in enumerate(targets, 1):
+                    yield Map(
+                        name="label" if rank == 1 else f"label-{rank}",
+                        title=f"where it is {target.label}: at most {float(probabilities[..., rank - 1].max()):.0%}",
+                        values=probabilities[..., rank - 1].numpy(),
+                        index=target.index,
+                        ends=(0.0, float(probabilities.max())),
                     )
             elif method == "rollout":
                 values = attention_rollout(vit, batch)[0].numpy()

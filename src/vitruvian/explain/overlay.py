@@ -30,20 +30,26 @@ def seen_box(size: Size, preprocess: Preprocess) -> FloatBox:
 
 
 def overlay(
-    image: Image.Image, values: NDArray[np.floating], preprocess: Preprocess, *, patch: Size | None = None
+    image: Image.Image,
+    values: NDArray[np.floating],
+    preprocess: Preprocess,
+    *,
+    patch: Size | None = None,
+    ends: tuple[float, float] | None = None,
 ) -> Image.Image:
     """Draw a map over a gray copy of the image. The part that the model does not see is dark.
 
     Args:
         image: The upright RGB image.
-        values: The map (R, C); colors range from its minimum to its maximum.
+        values: The map (R, C).
         preprocess: The preprocessing of the model.
         patch: Row and column of a query patch to frame.
+        ends: The values between which colors range; by default the minimum and the maximum of the map.
     """
     shown = resize_for_display(image)
     box = shown_box(shown, preprocess)
     size = box[2] - box[0], box[3] - box[1]
-    heat = Image.fromarray(stretch(values).astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
+    heat = Image.fromarray(stretch(values, ends).astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
     weights = np.asarray(heat).clip(0, 1)[:, :, None]
     strength = WEAKEST + (STRONGEST - WEAKEST) * weights
     below = np.asarray(shown.crop(box).convert("L"))[:, :, None]
@@ -91,10 +97,11 @@ def shown_box(shown: Image.Image, preprocess: Preprocess) -> Bounds:
     return left, top, max(left + 1, min(right, shown.width)), max(top + 1, min(bottom, shown.height))
 
 
-def stretch(values: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Scale values to the range 0 to 1; all 0 if they are equal."""
+def stretch(values: NDArray[np.floating], ends: tuple[float, float] | None = None) -> NDArray[np.float64]:
+    """Scale values from the range between `ends`, or theirs, to 0 to 1; all 0 if they are equal."""
     exact: NDArray[np.float64] = np.asarray(values, dtype=np.float64)
-    return (exact - exact.min()) / (float(np.ptp(exact)) or 1.0)
+    low, high = ends or (float(exact.min()), float(exact.max()))
+    return (exact - low) / ((high - low) or 1.0)
 
 
 def darken_around(image: Image.Image, inside: Image.Image, box: Bounds) -> Image.Image:
