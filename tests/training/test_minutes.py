@@ -15,7 +15,7 @@ from vitruvian.errors import VitruvianError
 from vitruvian.training import Listener, loop, read_recipe, resume, train
 from vitruvian.training.finetune import protocol_for
 from vitruvian.training.loop import Trainer
-from vitruvian.training.planning import fit_minutes
+from vitruvian.training.planning import fit_minutes, plan
 from vitruvian.training.recipe import change_recipe
 
 
@@ -61,10 +61,16 @@ def test_evaluations_take_their_part_of_the_time(base, clock):
     assert fit_minutes("digits", recipe_from(base, "eval_every=1"), 4)[0].steps == 107
 
 
-def test_a_run_that_would_be_too_short_is_made_cheaper(base, clock):
+def test_a_run_that_would_be_too_short_is_made_cheaper(base, clock, monkeypatch):
     recipe, notes = fit_minutes("digits", recipe_from(base), 1)
     assert recipe.freeze_layers > 0
     assert any(note.startswith(f"to meet the time limit: freeze_layers={recipe.freeze_layers:g}") for note in notes)
+    measured = []
+    monkeypatch.setattr(
+        planning, "plan", lambda *arguments, **more: measured.append(plan(*arguments, **more)) or measured[-1]
+    )
+    again, _ = fit_minutes("digits", recipe_from(base), 1)
+    assert (again, len(measured)) == (recipe, 2)  # only the change that is chosen is measured
     kept, _ = fit_minutes("digits", recipe_from(base), 1, {"freeze_layers"})
     assert (kept.freeze_layers, kept.steps) == (0, 54)
 

@@ -199,7 +199,12 @@ CHEAPER: tuple[dict[str, float], ...] = (
     {"freeze_layers": 0.5, "size": 2 / 3},
     {"freeze_layers": 1.0, "size": 2 / 3},
 )
-"""Changes that make steps cheaper, tried in this order; `size` is a factor of the image side."""
+"""Changes that make steps cheaper, in this order; `size` is a factor of the image side."""
+
+
+def step_cost(option: Mapping[str, float]) -> float:
+    """About the cost of a step with one of these changes: a backward pass costs two forward passes."""
+    return (1 + 2 * (1 - option.get("freeze_layers", 0.0))) / 3 * option.get("size", 1.0) ** 2
 
 
 def fit_minutes(data: object, recipe: Recipe, minutes: float, keys: Container[str] = ()) -> tuple[Recipe, list[str]]:
@@ -223,27 +228,31 @@ def fit_minutes(data: object, recipe: Recipe, minutes: float, keys: Container[st
     check_range("minutes", minutes, 0.01)
     is_given = any(key in keys for key in ("freeze_layers", "freeze", "image_size", "lora", "lora.rank", "enlarge"))
     options = CHEAPER if recipe.weights and not is_given else CHEAPER[:1]
-    measured = plan(data, recipe, seconds=min(10.0, 3 * minutes))
-    full_size = measured.config
-    for option in options:
-        changed = recipe
-        if option:
-            changed = recipe.replace(freeze_layers=option["freeze_layers"])
-            if "size" in option:
-                changed = changed.replace(image_size=scale_size(full_size, option["size"])[0])
-            measured = plan(data, changed, seconds=min(10.0, 3 * minutes))
-        per_epoch = measured.steps / measured.epochs
+    seconds = min(10.0, 3 * minutes)
+    measured, changed = plan(data, recipe, seconds=seconds), recipe
+
+    def seconds_left() -> tuple[float, float]:
+        """The time for steps, and that of the earlier evaluations for each of them."""
         evaluation = measured.evaluation_seconds / measured.evaluations
         fixed = evaluation  # after the last step
         if recipe.head_init != "zero" and recipe.weights:  # features of the images that the head is fitted to
             fixed += evaluation * min(HEAD_IMAGES, len(measured.splits.train)) / max(1, len(measured.splits.validation))
         left = 60 * minutes * (1 - RESERVE) - (time.perf_counter() - began) - fixed
-        between = evaluation * (measured.evaluations - 1) / measured.steps  # of the earlier evaluations, per step
-        steps = min(measured.steps, int(left / (measured.step_seconds + between)))
-        if steps >= min(measured.steps, MIN_EPOCHS * per_epoch):
-            break
+        return left, evaluation * (measured.evaluations - 1) / measured.steps
+
+    def steps_in_time(cost: float = 1.0) -> int:
+        left, between = seconds_left()
+        return min(measured.steps, int(left / (cost * measured.step_seconds + between)))
+
+    enough = min(measured.steps, MIN_EPOCHS * measured.steps / measured.epochs)
+    option = next((option for option in options if steps_in_time(step_cost(option)) >= enough), options[-1])
+    if option:
+        size = scale_size(measured.config, option["size"])[0] if "size" in option else recipe.image_size
+        changed = recipe.replace(freeze_layers=option["freeze_layers"], image_size=size)
+        measured = plan(data, changed, seconds=seconds)
+    steps, per_epoch = steps_in_time(), measured.steps / measured.epochs
     if steps < 1:
-        needed = format_duration(60 * minutes - left)
+        needed = format_duration(60 * minutes - seconds_left()[0])
         reason = f"{argument('minutes', minutes, 'g')} is too short: everything but the steps takes about {needed}"
         raise TrainingError(reason, hint="give more time, or fewer images (max_train_samples)")
     lengths = {"warmup": changed.warmup, "cooldown": changed.cooldown}
@@ -254,8 +263,8 @@ def fit_minutes(data: object, recipe: Recipe, minutes: float, keys: Container[st
         split *= 2
     notes = [f"minutes={minutes:g}: {steps:,} steps ({steps / per_epoch:.3g} epochs), as measured here"]
     if option:
-        size = f" and images of {changed.image_size} pixels" if changed.image_size != recipe.image_size else ""
-        notes.append(f"to meet the time limit: freeze_layers={changed.freeze_layers:g}{size}")
+        pixels = f" and images of {changed.image_size} pixels" if changed.image_size != recipe.image_size else ""
+        notes.append(f"to meet the time limit: freeze_layers={changed.freeze_layers:g}{pixels}")
     if split != changed.grad_accum_steps:
         notes.append(f"grad_accum_steps={split}: a batch needs {format_bytes(measured.step_bytes)} of memory")
     return changed.replace(steps=steps, epochs=0, **lengths, grad_accum_steps=split), notes
