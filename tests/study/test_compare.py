@@ -146,3 +146,27 @@ def test_models_of_several_labels_and_of_numbers_are_compared_by_their_metric(tm
     assert "McNemar" not in ran.output
     with pytest.raises(DataError):
         compare([models[0], model_of(1)], data)
+
+
+def test_the_labels_of_images_are_the_names_of_the_classes(tmp_path, photos):
+    for folder, name in (("dark", "n01440764"), ("light", "n01443537")):
+        (photos / folder).rename(photos / name)
+    first, second = model_of(1), model_of(2)
+    for seed, model in enumerate((first, second)):
+        config = model.config.replace(num_classes=1000)
+        other = build(config, seed=0)
+        torch.nn.init.normal_(other.head.weight, generator=torch.Generator().manual_seed(seed))
+        model.meta = model.meta.replace(labels=None)
+        model.config, model.head = config, other.head
+    result = compare([first, second], photos)
+    assert {image.label for image in result.images} <= {"tench", "goldfish"}
+
+
+def test_models_cannot_be_compared_by_images_without_a_label(tmp_path):
+    (tmp_path / "data").mkdir()
+    Image.new("RGB", (16, 16)).save(tmp_path / "data" / "a.png")
+    (tmp_path / "data" / "list.csv").write_text("path,red,green\na.png,0,0\n")
+    model = model_of(1)
+    model.meta = model.meta.replace(labels=("red", "green"), target=Target(kind="multi"), score_function="sigmoid")
+    with pytest.raises(DataError, match="the map of these images is undefined: none has a known label"):
+        compare([model, model], tmp_path / "data" / "list.csv")

@@ -18,7 +18,6 @@ from vitruvian.data.sources import Dataset, Source
 from vitruvian.errors import ConfigError, DataError, argument
 from vitruvian.evaluation.evaluate import Evaluation, TargetEvaluation, evaluate
 from vitruvian.evaluation.metrics import LEVEL, TARGET_NAMES, Interval, Measures, Z, bootstrap
-from vitruvian.evaluation.report import with_interval
 from vitruvian.evaluation.target_metrics import LabelMeasures, TargetMeasures
 from vitruvian.inference import Encoder
 from vitruvian.model.build import Model
@@ -150,19 +149,22 @@ def compare(
     else:
         facts = compare_targets([part for part in measures if isinstance(part, TargetMeasures)], names)
     by_class, pairs, images = facts
+    values = tuple(part.weighted(np.ones(len(indices))) for part in measures)
+    if np.isnan(values).any():
+        raise DataError(f"the {metric} of these images is undefined: none has a known label", where=first.data)
     return Comparison(
         data=first.data,
         images_are=images_are or (first.part if isinstance(first, Evaluation) else f"the split {first.split!r}"),
         count=len(indices),
         models=names,
         metric=metric,
-        values=tuple(part.weighted(np.ones(len(indices))) for part in measures),
+        values=values,
         intervals=tuple(part.intervals()[metric] for part in measures),
         pairs=tuple(pairs),
         classes=tuple(sorted(by_class, key=lambda row: min(row[2]) - max(row[2]))),
         images=tuple(
-            ImageDifference(source.key(index), source.label_text(index), predictions, index)
-            for index, predictions in ((int(indices[row]), predictions) for row, predictions in images)
+            ImageDifference(source.key(index), label or source.label_text(index), predictions, index)
+            for label, predictions, index in ((label, texts, int(indices[row])) for row, label, texts in images)
         ),
         settings=differing_settings([settings_of(evaluation, run) for evaluation, run in zip(evaluations, runs)]),
         notes=tuple(dict.fromkeys(note for evaluation in evaluations for note in evaluation.notes)),
@@ -171,7 +173,7 @@ def compare(
 
 
 ByClass = list[tuple[str, int, tuple[float, ...]]]
-Different = list[tuple[int, tuple[str, ...]]]  # rows of images, with the predictions of each model
+Different = list[tuple[int, str, tuple[str, ...]]]  # rows of images, their class if they have one, and predictions
 
 
 def outputs_of(evaluation: Evaluation | TargetEvaluation) -> list[Any]:
@@ -193,7 +195,8 @@ def compare_classes(
     differing = np.flatnonzero((predictions != predictions[0]).any(axis=0))
     # first the images on which the models differ in being right
     order = sorted(differing.tolist(), key=lambda i: bool(right[:, i].all() or not right[:, i].any()))
-    return by_class, pairs, [(i, tuple(classes[guess] for guess in predictions[:, i])) for i in order]
+    labels = measures[0].labels
+    return by_class, pairs, [(i, classes[labels[i]], tuple(classes[k] for k in predictions[:, i])) for i in order]
 
 
 def compare_targets(
@@ -217,7 +220,7 @@ def compare_targets(
     gaps = np.max([np.abs(np.subtract(row, shown[0], dtype=np.float64)) for row in shown], axis=0)  # (n, K)
     gaps = (gaps / np.maximum(gaps.mean(axis=0), 1e-12)).sum(axis=1)
     order = [row for row in np.argsort(-gaps, kind="stable").tolist() if gaps[row]]
-    return by_class, pairs, [(row, tuple(part.text(row) for part in measures)) for row in order]
+    return by_class, pairs, [(row, "", tuple(part.text(row) for part in measures)) for row in order]
 
 
 def find_run(model: object) -> Run | None:
@@ -289,24 +292,16 @@ def describe_pair(pair: PairedDifference, first: str, metric: str) -> str:
     )
 
 
-def format_value(metric: str, value: float, interval: Interval) -> str:
-    """The value of a model with its interval."""
-    if metric in LOWER_IS_BETTER:
-        return "{:.4g} ({:.4g} to {:.4g})".format(value, *interval)
-    return with_interval(value, interval)
-
-
 def write_comparison(result: Comparison, folder: Path) -> Path:
     """Write compare.json and report.html into a new folder; returns the path of the page."""
     columns = [f">{name}" for name in result.models]
+    text = "{:.4g} ({:.4g} to {:.4g})" if result.metric in LOWER_IS_BETTER else "{:.2f} % ({:.1f} to {:.1f})"
+    tiles = [text.format(value, *ends) for value, ends in zip(result.values, result.intervals)]
     page = render(
         "compare.html",
         title=" and ".join(result.models),
         subtitle=f"compared on {result.count:,} images of {Path(result.data).name}, {result.images_are}",
-        tile_values={
-            name: format_value(result.metric, value, ends)
-            for name, value, ends in zip(result.models, result.values, result.intervals)
-        },
+        tile_values=dict(zip(result.models, tiles)),
         metric=(TARGET_NAMES | {"top1": "accuracy, %"})[result.metric],
         pairs=[describe_pair(pair, result.models[0], result.metric) for pair in result.pairs],
         class_titles=["class", ">images", *columns],
