@@ -5,19 +5,16 @@ images, those fitted on the other half, so that they are not flattered; all imag
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from vitruvian.data.loader import Batch
 from vitruvian.errors import DataError, NotFiniteError
-from vitruvian.evaluation.metrics import RESAMPLES, ImageMeasures, Interval, bootstrap, score_batches
+from vitruvian.evaluation.metrics import RESAMPLES, ImageMeasures, Interval, bootstrap
 from vitruvian.targets import COVERAGE, KINDS, SEPARATOR, Target, TargetTable
 
 # n images, K outputs: labels or numbers
@@ -316,22 +313,3 @@ def measure_outputs(
         target=target,
         fitted=fitted,
     )
-
-
-def measure_targets(
-    model: nn.Module,
-    batches: Iterable[Batch],
-    table: TargetTable,
-    target: Target,
-    losses: Callable[[Tensor, Tensor], Tensor],
-    **options: Any,
-) -> TargetMeasures:
-    """Evaluate a model with the options of `score_batches`; `losses` computes those of outputs and row numbers."""
-
-    def score(outputs: Tensor, batch: Batch) -> tuple[Tensor, ...]:
-        outputs = outputs.float()
-        return outputs.cpu(), batch.labels, batch.indices, losses(outputs, batch.labels).cpu()
-
-    outputs, labels, indices, losses_of = score_batches(model, batches, score, **options)
-    loss = float(losses_of.double().mean())
-    return measure_outputs(outputs.numpy(), labels.numpy(), indices.numpy(), table, target, loss=loss)

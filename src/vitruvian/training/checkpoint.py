@@ -52,14 +52,12 @@ class Checkpoints:
         if self.processes.broadcast(final.exists()):
             return
         self._begun, self._problem = final, ""
-        if wait:
-            self._write(final, tensors, position)
-            self.settle()
-            return
-        copies = self._stager.stage(dict(tensors))
+        copies = tensors if wait else self._stager.stage(dict(tensors))
         # A daemon, so that a process can end without waiting for this checkpoint.
         self._thread = threading.Thread(target=self._write, args=(final, copies, position), daemon=True)
         self._thread.start()
+        if wait:
+            self.settle()
 
     def settle(self) -> None:
         """Wait for a write that has begun; raises TrainingError in all processes if it failed in one."""

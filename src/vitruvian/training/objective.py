@@ -19,8 +19,8 @@ from vitruvian.config import Preprocess
 from vitruvian.data.loader import Batch
 from vitruvian.data.sources import Source, class_sizes
 from vitruvian.errors import ConfigError
-from vitruvian.evaluation.metrics import Measures, autocast, measure_classes
-from vitruvian.evaluation.target_metrics import TargetMeasures, measure_targets
+from vitruvian.evaluation.metrics import Measures, autocast, measure_classes, score_batches
+from vitruvian.evaluation.target_metrics import TargetMeasures, measure_outputs
 from vitruvian.machine import choose_precision
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
@@ -179,11 +179,16 @@ class TargetRows(Labels):
         return self.row_losses(outputs, targets), mean.sum()
 
     def evaluate(self, batches: Iterable[Batch], images: int, *, all_ranks: bool) -> TargetMeasures:  # type: ignore[override]
-        def losses(outputs: Tensor, labels: Tensor) -> Tensor:
-            return self.row_losses(outputs, self.rows(labels).to(self.device))
+        def score(outputs: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+            outputs = outputs.float()
+            losses = self.row_losses(outputs, self.rows(batch.labels).to(self.device))
+            return outputs.cpu(), batch.labels, batch.indices, losses.cpu()
 
         options: dict[str, Any] = {"device": self.device, "dtype": self.dtype, "all_ranks": all_ranks}
-        return measure_targets(self.model, batches, self.table, self.target, losses, **options)
+        columns = score_batches(self.model, batches, score, **options)
+        outputs, labels, indices, losses = (column.numpy() for column in columns)
+        loss = float(losses.mean(dtype=np.float64))
+        return measure_outputs(outputs, labels, indices, self.table, self.target, loss=loss)
 
 
 def shares(targets: Tensor, logits: Tensor, label_smoothing: float = 0.0) -> Tensor:
