@@ -82,6 +82,7 @@ def mean_average_precision(truth: np.ndarray, scores: np.ndarray) -> float:
 
 def run_vitruvian(data: Path, options: argparse.Namespace, minutes: float) -> dict[str, float]:
     import vitruvian as vt
+    from vitruvian.data.formats import open_dataset
     from vitruvian.evaluation.evaluate import run_targets
 
     with tempfile.TemporaryDirectory() as folder:
@@ -100,7 +101,7 @@ def run_vitruvian(data: Path, options: argparse.Namespace, minutes: float) -> di
         began = time.monotonic()
         subprocess.run([*command, "--set", f"loss={options.loss}"], check=True)
         seconds = time.monotonic() - began
-        source = vt.open_dataset(data / "labels.csv", target="multi", accepts=["multi"]).splits["test"]
+        source = open_dataset(data / "labels.csv", target="multi", accepts=["multi"]).splits["test"]
         classifier = vt.Classifier(run)
         measures, _ = run_targets(classifier, source, batch_size=BATCH)
         epochs = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["epoch"]

@@ -24,9 +24,8 @@ from vitruvian.data.decode import RawImage, decode
 from vitruvian.data.order import generator_for
 from vitruvian.data.sources import DerivedSource, Source
 from vitruvian.errors import UnknownNameError
-from vitruvian.evaluation.metrics import RESAMPLES, ImageMeasures, Interval, Measures, bootstrap
+from vitruvian.evaluation.metrics import RESAMPLES, ImageMeasures, Interval, Measures, bootstrap, number_format
 from vitruvian.inference import Classifier
-from vitruvian.targets import LOWER_IS_BETTER
 
 SIDE, RESIZED, QUALITY = 224, 256, 85  # pixels before and after the crop, and the quality of the released JPEG files
 STRENGTHS = 5
@@ -276,7 +275,7 @@ class CorruptionResult:
 
     def rows(self) -> list[tuple[str, ...]]:
         """Kind, metric at each strength and their mean as text."""
-        number = "{:.4g}" if self.metric in LOWER_IS_BETTER else "{:.2f}"
+        number = number_format(self.metric)
         rows = ((name, [*values, float(np.mean(values))]) for name, values in self.kinds.items())
         return [(name, *map(number.format, values)) for name, values in rows]
 

@@ -27,6 +27,7 @@ from vitruvian.data.loader import Batch
 from vitruvian.errors import DataError, NotFiniteError, VitruvianError
 from vitruvian.model.batching import eval_mode
 from vitruvian.settings import check_range
+from vitruvian.targets import LOWER_IS_BETTER
 
 # B examples, K classes
 
@@ -244,6 +245,11 @@ def class_measures(columns: Sequence[Tensor], *, classes: int, score_function: S
     names = ("indices", "labels", "predictions", "ranks", "probabilities", "label_probabilities", "losses")
     arrays: Any = {name: column[order].numpy() for name, column in zip(names, columns)}
     return Measures(**arrays, classes=classes, score_function=score_function)
+
+
+def number_format(metric: str) -> str:
+    """The format of a metric's numbers: percentages have two decimals, errors four digits."""
+    return "{:.4g}" if metric in LOWER_IS_BETTER else "{:.2f}"
 
 
 def headline(scalars: Mapping[str, Any]) -> tuple[str, str]:

@@ -10,11 +10,18 @@ from numpy.typing import NDArray
 
 from vitruvian.data.order import IndexArray
 from vitruvian.data.sources import Concat, Source
-from vitruvian.evaluation.metrics import LEVEL, METRIC_TEXTS, ImageMeasures, Interval, Measures, bootstrap
+from vitruvian.evaluation.metrics import (
+    LEVEL,
+    METRIC_TEXTS,
+    ImageMeasures,
+    Interval,
+    Measures,
+    bootstrap,
+    number_format,
+)
 from vitruvian.evaluation.target_metrics import TargetMeasures
 from vitruvian.files import open_table
 from vitruvian.settings import Record
-from vitruvian.targets import LOWER_IS_BETTER
 
 PREDICTIONS_FILE = "predictions.csv"
 
@@ -38,7 +45,7 @@ class FoldResult(Record):
         return {self.metric: content.pop("value")} | content
 
     def __str__(self) -> str:
-        number = "{:.4g}" if self.metric in LOWER_IS_BETTER else "{:.2f}"
+        number = number_format(self.metric)
         ends = f"{number} to {number}".format(*self.interval)
         folds = f"mean of {len(self.runs)} folds {number} ± {number}".format(self.mean, self.deviation)
         name = METRIC_TEXTS[self.metric].format(self.value)

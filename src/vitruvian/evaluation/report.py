@@ -23,7 +23,7 @@ from vitruvian.evaluation.target_metrics import NumberMeasures, TargetMeasures
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.color import COLORS
 from vitruvian.report.html import embed_image, percent_bar, render, short_name, write_report
-from vitruvian.targets import KINDS, LOWER_IS_BETTER
+from vitruvian.targets import KINDS
 from vitruvian.text import printable
 
 
@@ -114,8 +114,8 @@ CORRUPTION_TITLES = ("corruption", *(f">strength {strength}" for strength in ran
 
 def describe_corruptions(result: CorruptionResult) -> str:
     """The mean over corruptions in one line."""
-    number = "{:.4g}" if result.metric in LOWER_IS_BETTER else "{:.2f}"
-    mean, ends = metrics.METRIC_TEXTS[result.metric].format(result.mean), map(number.format, result.interval)
+    number = metrics.number_format(result.metric).format
+    mean, ends = metrics.METRIC_TEXTS[result.metric].format(result.mean), map(number, result.interval)
     ways = f"{len(result.kinds)} corruptions at {STRENGTHS} strengths"
     return f"{mean} ({' to '.join(ends)}) on {result.count:,} images, mean over {ways}"
 
@@ -123,7 +123,7 @@ def describe_corruptions(result: CorruptionResult) -> str:
 def slice_table(evaluation: Evaluation | TargetEvaluation) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Headings, and name, images, metric and interval of each slice, the worst first."""
     metric = evaluation.measures.metric
-    number = "{:.4g}" if metric in LOWER_IS_BETTER else "{:.2f}"
+    number = metrics.number_format(metric)
     return (
         evaluation.by,
         ">images",
