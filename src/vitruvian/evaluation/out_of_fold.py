@@ -10,15 +10,7 @@ from numpy.typing import NDArray
 
 from vitruvian.data.order import IndexArray
 from vitruvian.data.sources import Concat, Source
-from vitruvian.evaluation.metrics import (
-    LEVEL,
-    METRIC_TEXTS,
-    ImageMeasures,
-    Interval,
-    Measures,
-    bootstrap,
-    number_format,
-)
+from vitruvian.evaluation import metrics
 from vitruvian.evaluation.target_metrics import TargetMeasures
 from vitruvian.files import open_table
 from vitruvian.settings import Record
@@ -34,7 +26,7 @@ class FoldResult(Record):
 
     metric: str
     value: float  # over all images
-    interval: Interval
+    interval: metrics.Interval
     runs: tuple[float, ...]  # of each fold
     mean: float  # over the folds
     deviation: float  # sample standard deviation of the folds
@@ -45,17 +37,17 @@ class FoldResult(Record):
         return {self.metric: content.pop("value")} | content
 
     def __str__(self) -> str:
-        number = number_format(self.metric)
+        number = metrics.number_format(self.metric)
         ends = f"{number} to {number}".format(*self.interval)
         folds = f"mean of {len(self.runs)} folds {number} ± {number}".format(self.mean, self.deviation)
-        name = METRIC_TEXTS[self.metric].format(self.value)
-        return f"{name} ({LEVEL:g}% interval {ends}) on {self.count:,} images out of fold; {folds}"
+        name = metrics.METRIC_TEXTS[self.metric].format(self.value)
+        return f"{name} ({metrics.LEVEL:g}% interval {ends}) on {self.count:,} images out of fold; {folds}"
 
 
 def fold_result(
     metric: str,
     weighted: Callable[[NDArray[np.float64]], float],
-    interval: Interval,
+    interval: metrics.Interval,
     folds: IndexArray,
     groups: IndexArray | None,
 ) -> FoldResult:
@@ -71,7 +63,7 @@ def fold_result(
     runs = tuple(weighted((folds == fold).astype(np.float64)) for fold in np.unique(folds))
     if groups is not None:
         names, member = np.unique(groups, return_inverse=True)
-        interval = bootstrap(lambda drawn: weighted(drawn[member]), len(names), seed=0)
+        interval = metrics.bootstrap(lambda drawn: weighted(drawn[member]), len(names), seed=0)
     return FoldResult(
         metric=metric,
         value=weighted(np.ones(len(folds))),
@@ -83,11 +75,11 @@ def fold_result(
     )
 
 
-def write_predictions(path: Path, measures: ImageMeasures, images: Source, folds: IndexArray) -> None:
+def write_predictions(path: Path, measures: metrics.ImageMeasures, images: Source, folds: IndexArray) -> None:
     """Write a row per readable image; `vit doctor --predictions` finds wrong labels with those of classes."""
 
     def predictions() -> Iterator[dict[str, Any]]:
-        if isinstance(measures, Measures):
+        if isinstance(measures, metrics.Measures):
             columns = (measures.predictions, measures.probabilities.round(6), measures.label_probabilities.round(6))
             for predicted, of_best, of_label in zip(*(column.tolist() for column in columns)):
                 name = images.classes[predicted]

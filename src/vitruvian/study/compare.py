@@ -17,7 +17,7 @@ from vitruvian.data.doctor.doctor_report import thumbnail_of
 from vitruvian.data.sources import Dataset, Source
 from vitruvian.errors import ConfigError, DataError, argument
 from vitruvian.evaluation.evaluate import Evaluation, TargetEvaluation, evaluate
-from vitruvian.evaluation.metrics import LEVEL, TARGET_NAMES, Interval, Measures, Z, bootstrap
+from vitruvian.evaluation.metrics import LEVEL, TARGET_NAMES, Interval, Measures, Z, bootstrap, number_format
 from vitruvian.evaluation.target_metrics import LabelMeasures, TargetMeasures
 from vitruvian.inference import Encoder
 from vitruvian.model.build import Model
@@ -82,7 +82,7 @@ class Comparison:
 
     def format(self, value: float) -> str:
         """A value of the metric as text."""
-        return f"{value:.4g}" if self.metric in LOWER_IS_BETTER else f"{value:.2f}"
+        return number_format(self.metric).format(value)
 
     def table(self) -> tuple[Sequence[str], list[Sequence[str]]]:
         """Headings, and the metric of each model with its interval."""
