@@ -177,6 +177,7 @@ def find_obstacles(config: ViTConfig, section: str, family: str = "", **fixed: A
         "square_image": config.image_size[0] == config.image_size[1],
         "square_grid": config.grid[0] == config.grid[1],
         "positions": config.pos_embed != "none",
+        "odd_mlp": config.mlp_dim % config.width,
         "several_registers": config.reg_tokens > 1,
         "batch_norm_stem": config.stem is not None and config.stem.has_batch_norm,
     }

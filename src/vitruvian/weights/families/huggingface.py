@@ -637,6 +637,13 @@ class HuggingFaceSapiens(HuggingFaceDinoV3):
         facts = super().facts(checkpoint, tensors)
         return replace(facts, settings=facts.settings | {"norm": "rms", "mlp_scale": False})
 
+    def from_table_names(self, tensors: Tensors, config: ViTConfig) -> Tensors:
+        return tensors
+
+    def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
+        heads = {"num_key_value_heads_per_layer": [config.num_heads] * config.depth}
+        return super().config_json(config, labels) | heads | {"rms_norm_eps": config.numerics.norm_eps}
+
 
 class HuggingFaceAimv2(HuggingFace):
     """model_type `aimv2_vision_model` without a head; its features are the mean of the patches, as in timm."""
@@ -664,6 +671,10 @@ class HuggingFaceAimv2(HuggingFace):
             raise CheckpointError("fixed positions in the order of AIMv2 (is_native) are not supported")
         return replace(super().facts(checkpoint, tensors), settings={"norm": "rms", "pool": "mean"})
 
+    def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
+        mlp = {"hidden_act": "silu", "mlp_bias": config.dense_bias, "use_head": False}
+        return super().config_json(config, labels) | mlp | {"rms_norm_eps": config.numerics.norm_eps}
+
 
 class HuggingFacePixio(HuggingFaceViT):
     """model_type `pixio`: a ViT with several class tokens, whose mean the features are."""
@@ -681,6 +692,22 @@ class HuggingFacePixio(HuggingFaceViT):
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         return replace(super().facts(checkpoint, tensors), settings={"pool": "prefix_mean"})
+
+    def model_type(self, config: ViTConfig) -> str:
+        return next(iter(self.model_types))
+
+    def rename_parameters(self, native: Tensors, config: ViTConfig) -> Tensors:
+        return native
+
+    def from_table_names(self, tensors: Tensors, config: ViTConfig) -> Tensors:
+        parts = [tensors[name] for name in ("embeddings.cls_token", "embeddings.register_tokens") if name in tensors]
+        state = {name: tensor for name, tensor in tensors.items() if name != "embeddings.register_tokens"}
+        state["embeddings.cls_token"] = torch.cat(parts, dim=1)
+        return rename(state, [(r"\.layernorm_before\.", ".norm1."), (r"\.layernorm_after\.", ".norm2.")])
+
+    def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
+        tokens = {"n_cls_tokens": config.prefix_tokens, "mlp_ratio": config.mlp_dim // config.width}
+        return super().config_json(config, labels) | tokens
 
 
 class HuggingFaceRadio(HuggingFace):
@@ -709,7 +736,7 @@ class HuggingFaceRadio(HuggingFace):
         facts = super().facts(checkpoint, tensors)
         read = next(tensor for name, tensor in checkpoint.tensors.items() if name.endswith("summary_idxs"))
         settings = {"pool": "prefix_concat", "pool_tokens": len(read), "final_norm": False, "patch_bias": False}
-        numerics = facts.numerics.replace(position_resize="bilinear", square_positions=True)
+        numerics = facts.numerics.replace(square_positions=True)
         return replace(facts, numerics=numerics, image_size=(side, side), settings=settings)
 
     def stated_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess | None:
@@ -727,6 +754,27 @@ class HuggingFaceRadio(HuggingFace):
         mean, std = (named[key].flatten().tolist() for key in ("norm_mean", "norm_std"))
         means = tuple(m + s * inner for m, s, inner in zip(outer.mean, outer.std, mean))
         return outer.replace(mean=means, std=tuple(s * inner for s, inner in zip(outer.std, std)))
+
+    def prefix_rows(self, config: ViTConfig) -> int:
+        return 0
+
+    def from_table_names(self, tensors: Tensors, config: ViTConfig) -> Tensors:
+        """Join the tokens; the processor normalizes, so the model's own mean is 0 and its std 1."""
+        state, side = dict(tensors), (config.in_channels, 1, 1)
+        tokens = [state.pop(name)[0] for name in ("cls_token", "reg_token") if name in state]
+        state["patch_generator.cls_token.token"] = torch.cat(tokens)
+        state["patch_generator.embedder.weight"] = state.pop("patch_embed.proj.weight").flatten(1)
+        state["patch_generator.pos_embed"] = state.pop("pos_embed")
+        inner = rename(state, [(r"\.ls([12])\.gamma$", r".layer_scale\1.lambda1"), ("^", "radio_model.model.")])
+        own = {"norm_mean": torch.zeros(side), "norm_std": torch.ones(side)}
+        outer = {f"radio_model.input_conditioner.{name}": tensor for name, tensor in own.items()}
+        return inner | outer | {"radio_model.summary_idxs": torch.arange(config.pool_tokens)}
+
+    def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
+        tokens = {"num_cls_tokens": config.pool_tokens, "num_registers": config.prefix_tokens - config.pool_tokens}
+        own = {"norm_mean": [0.0] * 3, "norm_std": [1.0] * 3, "mlp_ratio": config.mlp_dim / config.width}
+        read = {"summary_idxs": [*range(config.pool_tokens)], "max_img_size": config.image_size[0]}
+        return super().config_json(config, labels) | tokens | own | read
 
 
 POSITION_ARRAY = "embeddings.position_embedding.weight"

@@ -92,6 +92,10 @@ def writer(family: str, model: Model, path: Path) -> Family[Any]:
 
 def huggingface_kind(config: ViTConfig) -> type[huggingface.HuggingFace]:
     """The transformers class whose model types match this architecture best."""
+    if config.pool in ("prefix_mean", "prefix_concat"):
+        return huggingface.HuggingFacePixio if config.pool == "prefix_mean" else huggingface.HuggingFaceRadio
+    if config.norm == "rms":
+        return huggingface.HuggingFaceSapiens if config.rope is not None else huggingface.HuggingFaceAimv2
     if config.rope is not None:
         return huggingface.HuggingFaceDinoV3
     if config.pre_norm or config.pool == "map":
