@@ -22,8 +22,8 @@ def test_a_missing_runtime_and_an_existing_folder_are_one_line(vit, tmp_path, mo
     assert [path.name for path in (tmp_path / "site").iterdir()] == ["mine.txt"]
 
 
-@pytest.mark.parametrize("name", ["litert", "executorch"])
+@pytest.mark.parametrize("name", ["litert", "coreml"])
 def test_a_format_that_is_not_written_is_one_line(vit, name):
     code, out, err = vit("export", "model", "out", "--to", name)
     assert (code, out) == (2, "")
-    assert err.splitlines()[-1].endswith(f"'{name}' is not one of 'onnx', 'openvino', 'torch', 'web'.")
+    assert err.splitlines()[-1].endswith(f"'{name}' is not one of 'onnx', 'openvino', 'torch', 'executorch', 'web'.")

@@ -23,7 +23,7 @@ SHOWN = 20
 NUM_CLASSES = option("N", "Replace the head by a zero-initialized one; 0 removes it.", min=0)
 CONFIG = option("NAME", "Architecture of SRC, such as ViT-B/16, if it is a bare state dict.")
 PATTERN = typer.Argument(metavar="PATTERN", help="Part of a name, such as B/16, augreg or dinov2.")
-DESTINATION = typer.Argument(metavar="DST", help="An .onnx file, a folder (openvino, web), or a .pt2 file for torch.")
+DESTINATION = typer.Argument(metavar="DST", help="A .onnx, .pt2 (torch) or .pte (executorch) file, or a folder.")
 GRAPH_FORMAT = typer.Option(help="Format to write; web is a page that runs the model in the browser.")
 BATCH_SIZE = option("N", "Fixed batch size [default: dynamic].", "--batch-size", min=1, max=65_536)
 DYNAMIC_SIZE = flag("--dynamic-size", "Accept any image size; the graph resizes the position embedding.")
@@ -150,7 +150,7 @@ def format_cell(value: str) -> str:
 
 
 def parse_family(text: str) -> str:
-    if text in ("onnx", "openvino", "torch", "web"):
+    if text in ("onnx", "openvino", "torch", "executorch", "web"):
         raise typer.BadParameter(f"{text} is a graph, not weights; use `vit export SRC DST --to {text}`")
     if text not in FAMILIES:
         raise typer.BadParameter(f"{text!r} is not one of {', '.join(FAMILIES)}")
@@ -219,7 +219,7 @@ def push(
 def export(
     source: opt.Source,
     destination: Annotated[str, DESTINATION],
-    to: Annotated[Literal["onnx", "openvino", "torch", "web"], GRAPH_FORMAT] = "onnx",
+    to: Annotated[Literal["onnx", "openvino", "torch", "executorch", "web"], GRAPH_FORMAT] = "onnx",
     batch_size: Annotated[int | None, BATCH_SIZE] = None,
     image_size: opt.ImageSize = None,
     dynamic_size: Annotated[bool, DYNAMIC_SIZE] = False,
@@ -229,7 +229,7 @@ def export(
     overwrite: Annotated[bool, OVERWRITE] = False,
     as_json: Annotated[bool, flag("--json", "Print the checks as one JSON object.")] = False,
 ) -> None:
-    """Write a model as ONNX, OpenVINO, torch.export or a web page.
+    """Write a model as ONNX, OpenVINO, torch, ExecuTorch or a web page.
 
     The graph is run at several shapes and compared with the model before anything is written. It contains
     preprocessing and labels, so that `vit predict --model model.onnx` works. `--to web` writes a folder for any web

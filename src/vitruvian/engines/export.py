@@ -28,10 +28,11 @@ from vitruvian.model.encoder import Attention
 from vitruvian.model.positions import Offsets, geometric_biases
 from vitruvian.model.vit import ViT
 from vitruvian.settings import BatchSize, Record, Size, as_size, validate
+from vitruvian.text import describe_error
 from vitruvian.weights.checkpoint_files import METADATA_KEY, Description
 from vitruvian.weights.load import check_finite, load, merged
 
-Format = Literal["onnx", "openvino", "torch", "web"]
+Format = Literal["onnx", "openvino", "torch", "executorch", "web"]
 Forward = Callable[[Tensor], Tensor]
 EngineForward = Callable[..., Tensor]  # of pixels and the name of an output, by default the logits
 OPSET = 23  # the first with RMSNormalization and Attention (we use the latter only in attention poolers)
@@ -83,10 +84,11 @@ def export(
 
     Args:
         model: A model, or a file, directory or published name to load.
-        path: Where to write: a file `.onnx` or `.pt2`, or a directory for OpenVINO and the browser.
-        to: `onnx`, `openvino` (a directory with `model.xml`), `torch` (a `torch.export` program), or `web` (a new
-            folder with a page that runs the model in the browser, or the ONNX graph of `optimize`).
-        batch_size: Fixed batch size; any if None.
+        path: Where to write: a file `.onnx`, `.pt2` or `.pte`, or a directory for OpenVINO and the browser.
+        to: `onnx`, `openvino` (a directory with `model.xml`), `torch` (a `torch.export` program), `executorch` (a
+            program for phones), or `web` (a new folder with a page that runs the model in the browser, or the ONNX
+            graph of `optimize`).
+        batch_size: Fixed batch size; any if None, but 1 for ExecuTorch.
         image_size: Image size of the graph; the model's own if None.
         dynamic_size: Accept any image size; position embeddings are resized inside the graph.
         features: Add a second output `features`, the input of the head.
@@ -110,17 +112,20 @@ def export(
         model = load(model, num_heads=num_heads, image_size=image_size, adapter=adapter)
     model = merged(model)
     validate("batch_size", BatchSize, 1 if batch_size is None else batch_size)
+    if to == "executorch":
+        batch_size = batch_size or 1
     if image_size is None and not dynamic_size:
         model.meta.preprocess.require_one_size(f"a graph without {argument('dynamic_size', True)}")
     size = as_size(model.config.image_size if image_size is None else image_size)
     preprocess = model.meta.preprocess
     if image_size is not None or not dynamic_size:
         preprocess = preprocess.with_image_size(size)
-    check_model(model, to, dynamic_size=dynamic_size)
+    with evaluating(model):  # without the warnings of packages that it imports
+        check_model(model, to, dynamic_size=dynamic_size)
     stride = model.config.stride if isinstance(model.config, ViTConfig) else 1
     outputs = [FEATURES] if model.head is None else ["logits", FEATURES] if features else ["logits"]
     with atomic_path(out) as new, evaluating(model):
-        with nullcontext() if to == "torch" else exported_attention(model):
+        with nullcontext() if to in ("torch", "executorch") else exported_attention(model):
             traced = WithFeatures(model) if len(outputs) > 1 else model
             program = trace(traced, model, size, batch_size=batch_size, stride=stride if dynamic_size else 0)
         description = Description(config=model.config, meta=model.meta.replace(preprocess=preprocess, cascade=None))
@@ -149,7 +154,8 @@ def export_site(model: Model | str | Path, path: Path, settings: dict[str, Any])
     existing = next((graph for graph in graphs if graph is not None and graph.suffix == ".onnx"), None)
     if existing is None:
         if isinstance(model, str | Path):
-            model = load(model, num_heads=settings["num_heads"], image_size=settings["image_size"])
+            how = {name: settings.pop(name) for name in ("num_heads", "adapter")}
+            model = load(model, image_size=settings["image_size"], **how)
         size, meta = settings["image_size"], model.meta
         meta = meta if size is None else meta.replace(preprocess=meta.preprocess.with_image_size(as_size(size)))
         check_page(meta, model.config.num_classes, settings["batch_size"])
@@ -174,7 +180,7 @@ def export_site(model: Model | str | Path, path: Path, settings: dict[str, Any])
 def check_destination(path: Path, to: str) -> None:
     if to not in get_args(Format):
         raise UnknownNameError("format", to, get_args(Format), see=f"({', '.join(get_args(Format))})")
-    suffix = {"onnx": ".onnx", "torch": ".pt2"}.get(to, "")
+    suffix = {"onnx": ".onnx", "torch": ".pt2", "executorch": ".pte"}.get(to, "")
     if suffix and (path.suffix != suffix or path.is_dir()):
         raise ConversionError(f"the file name of a graph for {to} must end in {suffix}", where=path)
     if not suffix and (path.is_file() or path.suffix in (".xml", ".onnx", ".pt2")):
@@ -195,6 +201,8 @@ def check_model(model: Model, to: str, *, dynamic_size: bool) -> None:
             raise ConversionError(f"the weights take {gibibytes}, an ONNX file holds at most 2", hint=hint)
     elif to == "openvino":
         require("openvino", "openvino")
+    elif to == "executorch":
+        require("executorch.exir", "executorch")
     check_finite(model, model.meta.source or "the model", raises=ConversionError)
     if model.head is not None and not model.head.weight.any():
         raise ConversionError("the head is all zeros, so its graph cannot be checked", hint="train it first")
@@ -204,6 +212,8 @@ def check_model(model: Model, to: str, *, dynamic_size: bool) -> None:
         raise ConversionError(what, hint="set tome_r")
     if not dynamic_size:
         return
+    if to == "executorch":
+        raise ConversionError(f"a program for ExecuTorch has one image size, not {argument('dynamic_size', True)}")
     if not isinstance(config, ViTConfig) or config.stem is not None:
         reason = f"{argument('dynamic_size', True)} is for Vision Transformers without a stem"
     elif config.trim:
@@ -230,7 +240,8 @@ def fits_onnx(model: Model) -> bool:
 @contextmanager
 def evaluating(model: Model) -> Iterator[None]:
     """Evaluation mode without gradients, and without the warnings of torch's exporters."""
-    loggers = [logging.getLogger(name) for name in ("torch.__trace", "torch.onnx", "torch.export", "onnxscript")]
+    names = ("torch.__trace", "torch.onnx", "torch.export", "torch.utils._pytree", "torchao", "onnxscript")
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
@@ -316,7 +327,36 @@ def write_program(program: ExportedProgram, path: Path, description: str, output
     return run
 
 
-WRITERS = {"onnx": write_onnx, "openvino": write_openvino, "torch": write_program}
+def write_executorch(program: ExportedProgram, path: Path, description: str, outputs: list[str]) -> EngineForward:
+    exir, runtime = require("executorch.exir", "executorch"), require("executorch.runtime", "executorch")
+    xnnpack = "executorch.backends.xnnpack.partition"
+    configs, partitioner = (require(f"{xnnpack}.{name}", "executorch") for name in ("config", "xnnpack_partitioner"))
+    # XNNPACK computes GELU by tanh, which changes logits by a thousandth
+    exact = [kind for kind in configs.ALL_PARTITIONER_CONFIGS if kind.__name__ != "GeluConfig"]
+    try:
+        lowered = exir.to_edge_transform_and_lower(
+            program,
+            partitioner=[partitioner.XnnpackPartitioner(configs=exact)],
+            constant_methods={METADATA_KEY: description},
+        )
+        path.write_bytes(lowered.to_executorch().buffer)
+    except Exception as error:  # of any kind: it has no class of its own
+        raise ConversionError(f"ExecuTorch cannot express this model: {describe_error(error)}") from error
+    forward = runtime.Runtime.get().load_program(path).load_method("forward")
+
+    def run(pixels: Tensor, output: str = "") -> Tensor:
+        values: list[Tensor] = forward.execute([pixels])
+        return values[outputs.index(output or outputs[0])].clone()
+
+    return run
+
+
+WRITERS = {
+    "onnx": write_onnx,
+    "openvino": write_openvino,
+    "torch": write_program,
+    "executorch": write_executorch,
+}
 
 
 def check_outputs(
