@@ -11,7 +11,7 @@ from reference import random_model
 from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import NearestNeighbors
 
-from vitruvian.errors import ConfigError, DataError
+from vitruvian.errors import ConfigError, DataError, NotFiniteError
 from vitruvian.explain.anomaly import (
     Anomalies,
     AnomalyDetector,
@@ -62,6 +62,8 @@ def test_anomalies_are_found_where_they_are(trained, scene, tmp_path):
     assert measured["pixel_auroc"] > 95
     assert measured["pro"] > 80
     assert all(finding.is_anomalous for finding in findings if "square" in finding.path)
+    only = measure([finding for finding in findings if "square" in finding.path], scene / "ground_truth")
+    assert list(only) == ["pixel_auroc", "pro"]
     assert measure(findings) == {name: measured[name] for name in ("image_auroc", "interval")}
     with Image.open(tmp_path / "overlays" / "16-7.png") as overlay:
         levels = np.asarray(overlay.resize((48, 32))).astype(int)
@@ -93,6 +95,8 @@ def test_areas_are_those_of_scikit_learn(ties):
     assert roc_area(scores, truth, ~truth) == pytest.approx(100 * roc_auc_score(truth, scores))
     weighted = 100 * roc_auc_score(truth, scores, sample_weight=weights)
     assert roc_area(scores, weights * truth, weights * ~truth) == pytest.approx(weighted)
+    # the last image is anomalous: the curve ends with a step
+    assert roc_area(np.array([4, 3, 2, 1]), *np.array([[1, 0, 0, 1], [0, 1, 1, 0]])) == pytest.approx(50)
 
 
 def test_the_overlap_per_region_is_the_mean_over_regions():
@@ -108,7 +112,7 @@ def test_the_overlap_per_region_is_the_mean_over_regions():
         overlap = np.mean([found[regions == region].mean() for region in range(1, count)])
         points.append((found[mask == 0].mean(), overlap))
     false, overlap = np.array([(0.0, 0.0), *points]).T
-    inside = false < 0.3
+    inside = false <= 0.3
     area = np.trapezoid([*overlap[inside], np.interp(0.3, false, overlap)], [*false[inside], 0.3]) / 0.3
     areas = np.bincount(regions.ravel())
     weights = np.where(regions > 0, 1 / areas[regions], 0).ravel()
@@ -168,6 +172,10 @@ def test_what_cannot_be_trained_or_measured_is_named(scene, tmp_path):
     images, model = images_of(scene / "good"), random_model(image_size=(32, 48), patch_size=4)
     with pytest.raises(DataError, match="1 good image; a threshold needs at least two"):
         train_anomaly_detector(images[:1], model)
+    broken = random_model(image_size=(32, 48), patch_size=4)
+    broken.blocks[0].norm1.weight.data[0] = torch.nan
+    with pytest.raises(NotFiniteError, match="NaN or infinite"):
+        train_anomaly_detector(images, broken)
     for wrong in ({"patches": 0}, {"false_alarms": 2}, {"tile": -1}, {"layers": [9]}):
         with pytest.raises(ConfigError):
             train_anomaly_detector(images, model, **wrong)
@@ -176,6 +184,9 @@ def test_what_cannot_be_trained_or_measured_is_named(scene, tmp_path):
         measure(findings, scene / "ground_truth")
     with pytest.raises(DataError, match="no image has a mask of its name"):
         find_masks([tmp_path / "a.png"], scene / "ground_truth")
+    Image.new("L", (48, 32)).save(tmp_path / "0.png")
+    with pytest.raises(DataError, match="the masks show no anomaly"):
+        measure([ScoredImage("good/0.png", size=(48, 32))], tmp_path)
     same = [tmp_path / "a" / "0.png", tmp_path / "b" / "0.png"]
     with pytest.raises(DataError, match="two images have the same mask"):
         find_masks(same, scene / "ground_truth" / "square")

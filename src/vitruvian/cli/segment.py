@@ -175,7 +175,8 @@ def anomaly(
     elif found.measured:
         names = {"image_auroc": "image AUROC", "pixel_auroc": "pixel AUROC", "pro": "PRO"}
         values = [f"{name} {found.measured[key]:.1f} %" for key, name in names.items() if key in found.measured]
-        values[0] += " (95% interval: {:.1f} to {:.1f})".format(*found.measured["interval"])
+        if "interval" in found.measured:
+            values[0] += " (95% interval: {:.1f} to {:.1f})".format(*found.measured["interval"])
         print(", ".join(values))
     print_status(f"wrote the maps and the report to {out}")
     finish(sum(bool(finding.error) for finding in findings), len(images))

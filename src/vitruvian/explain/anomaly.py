@@ -20,7 +20,7 @@ from torch import Tensor
 from vitruvian.data.decode import ImageInput, decode
 from vitruvian.data.preprocess import resize_for_display
 from vitruvian.errors import DataError, ImageError, require
-from vitruvian.evaluation.metrics import Interval, bootstrap
+from vitruvian.evaluation.metrics import bootstrap
 from vitruvian.explain.masks import COLORED, read_codes
 from vitruvian.explain.overlay import file_name
 from vitruvian.explain.patches import MOST_PATCHES, Part, PatchModel, open_reader, to_pixels
@@ -294,15 +294,16 @@ def measure(findings: Sequence[ScoredImage], masks: Path | None = None) -> dict[
     truths = {path: read_truth(file, findings[paths.index(path)].size) for path, file in files.items()}
     in_good = np.array([path.parent.name == GOOD for path in paths])
     truth = ~in_good if masks is None else np.array([path in truths and bool(truths[path].any()) for path in paths])
-    if truth.all() or not truth.any():
-        return {}
-    scores = np.array([finding.score for finding in findings])
+    if masks is not None and not truth.any():
+        raise DataError("the masks show no anomaly", where=masks)
+    scores, numbers = np.array([finding.score for finding in findings]), dict[str, Any]()
 
     def image_auroc(counts: NDArray[np.float64]) -> float:
         return roc_area(scores, counts * truth, counts * ~truth)
 
-    interval: Interval = bootstrap(image_auroc, len(scores), seed=0)
-    numbers: dict[str, Any] = {"image_auroc": image_auroc(np.ones(len(scores))), "interval": interval}
+    if truth.any() and not truth.all():
+        numbers["image_auroc"] = image_auroc(np.ones(len(scores)))
+        numbers["interval"] = bootstrap(image_auroc, len(scores), seed=0)
     if masks is None:
         return numbers
     cv2 = require("cv2", "train")
@@ -358,6 +359,6 @@ def roc_area(scores: NDArray[Any], positive: NDArray[Any], negative: NDArray[Any
     if not (true[-1] and false[-1]):
         return float("nan")
     true, false = true / true[-1], false / false[-1]
-    inside = false < limit
+    inside = false <= limit
     true, false = np.append(true[inside], np.interp(limit, false, true)), np.append(false[inside], limit)
     return 100.0 * float(np.trapezoid(true, false)) / limit
