@@ -65,7 +65,9 @@ def test_every_image_is_counted_once_and_as_predictions_have_it(photos):
     truth = [source.classes[source.label(i)] for i in range(51)]
     right = [ranked[0].label == label for ranked, label in zip(answers, truth)]
     assert found.measures.count == 51
-    assert [found.measures.top1, found.among_all] == pytest.approx([100 * np.mean(right)] * 2)
+    assert [found.measures.top1, found.accuracies["top1_among_all_outputs"]] == pytest.approx(
+        [100 * np.mean(right)] * 2
+    )
     own = [next(a.probability for a in ranked if a.label == label) for ranked, label in zip(answers, truth)]
     assert found.measures.loss == pytest.approx(-np.mean(np.log(own)), rel=1e-5)  # probabilities in float32
     assert found.space.classes == ("blue", "green", "red")
@@ -159,7 +161,7 @@ def test_real_labels_go_by_the_images_names_and_all_1000_classes(tmp_path):
     real = [[best[0], 999], [(best[1] + 1) % 1000], []]
     (tmp_path / "real.json").write_text(json.dumps(real))
     found = evaluate(tmp_path, classifier, real=tmp_path / "real.json")
-    assert (found.real, found.real_count, found.restricted) == (50.0, 2, True)
+    assert (found.real, len(found.right["real"]), found.restricted) == (50.0, 2, True)
     with pytest.raises(DataError, match="ReaL labels need a model with all classes of ImageNet-1k"):
         evaluate(make_colors(tmp_path / "p", {"": 1}), color_model(), real=tmp_path / "real.json")
 
@@ -386,5 +388,5 @@ def test_vit_ti_has_its_published_accuracy_and_real_accuracy_on_imagenet(shared,
     found = evaluate(fifth, classifier, real=shared / "data" / "real.json")
     assert found.measures.count == 200
     assert (found.measures.top1, found.measures.top5) == pytest.approx((80.0, 94.0), abs=0.51)
-    assert (found.real, found.real_count) == (pytest.approx(100 * 164 / 196, abs=0.52), 196)  # one near tie
+    assert (found.real, len(found.right["real"])) == (pytest.approx(100 * 164 / 196, abs=0.52), 196)  # one near tie
     assert not found.restricted

@@ -95,7 +95,7 @@ def evaluation_table(evaluation: "Evaluation | TargetEvaluation") -> str:
     if isinstance(evaluation, OfTargets):
         return "\n".join([*lines, *sets_and_slices(evaluation), *corruptions_of(evaluation)])
     if evaluation.real is not None:
-        lines.append(f"ReaL: {evaluation.real_count:,} images have labels")
+        lines.append(f"ReaL: {len(evaluation.right['real']):,} images have labels")
     if evaluation.space.is_mapped:
         from vitruvian.study.paper import paper_rows
 

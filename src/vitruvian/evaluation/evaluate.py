@@ -155,23 +155,21 @@ class Evaluation(EvaluatedImages):
     outputs: DatasetLogits = field(repr=False)  # the logits of each image
     rejection: Rejection | None
 
-    @property
-    def among_all(self) -> float:
-        """Top-1 if all outputs of the model compete, including those that mean no class of the data."""
-        return 100.0 * float((self.outputs.rank_among_all < 1).mean())
+    @cached_property
+    def right(self) -> dict[str, NDArray[np.bool_]]:
+        """Which images are right if all outputs compete, including those of no class of the data, or by ReaL labels."""
+        rank = self.outputs.rank_among_all
+        right = {"top1_among_all_outputs": rank < 1, "top5_among_all_outputs": rank < 5}
+        return right if self.right_by_real is None else right | {"real": self.right_by_real}
 
     @property
-    def among_all_top5(self) -> float:
-        return 100.0 * float((self.outputs.rank_among_all < 5).mean())
+    def accuracies(self) -> dict[str, float]:
+        """The accuracies of `right`."""
+        return {name: 100.0 * float(right.mean()) for name, right in self.right.items()}
 
     @property
     def real(self) -> float | None:
-        return None if self.right_by_real is None else 100.0 * float(self.right_by_real.mean())
-
-    @property
-    def real_count(self) -> int:
-        """Number of images with a ReaL label."""
-        return 0 if self.right_by_real is None else len(self.right_by_real)
+        return self.accuracies.get("real")
 
     @cached_property
     def intervals(self) -> dict[str, Interval]:
@@ -182,27 +180,17 @@ class Evaluation(EvaluatedImages):
         def error(drawn: NDArray[np.float64]) -> float:
             return calibration_error(bins, drawn / drawn.sum() * gaps)
 
-        ends = self.measures.intervals() | {
-            "top1_among_all_outputs": accuracy_interval(self.outputs.rank_among_all < 1),
-            "top5_among_all_outputs": accuracy_interval(self.outputs.rank_among_all < 5),
-            "calibration_error": metrics.bootstrap(error, self.measures.count, seed=self.seed),
-        }
-        return ends if self.right_by_real is None else ends | {"real": accuracy_interval(self.right_by_real)}
+        ends = self.measures.intervals() | {name: accuracy_interval(right) for name, right in self.right.items()}
+        return ends | {"calibration_error": metrics.bootstrap(error, self.measures.count, seed=self.seed)}
 
     @property
     def numbers(self) -> dict[str, float]:
         """The numbers that have an interval, in the order of display."""
-        measures, is_mapped = self.measures, self.space.is_mapped
-        among_all = {"top1_among_all_outputs": self.among_all, "top5_among_all_outputs": self.among_all_top5}
-        numbers = (among_all if is_mapped else {}) | {"top1": measures.top1}
-        if measures.is_top5_meaningful:
-            numbers["top5"] = measures.top5
-        numbers["mean_per_class"] = measures.mean_per_class
-        if self.real is not None:
-            numbers["real"] = self.real
-        if self.restricted and not is_mapped:
-            numbers["top1_among_all_outputs"] = self.among_all
-        return numbers | {"calibration_error": self.calibration.now.error}
+        mapped = ["top1_among_all_outputs", "top5_among_all_outputs"] if self.space.is_mapped else []
+        names = [*mapped, "top1", *(["top5"] if self.measures.is_top5_meaningful else []), "mean_per_class", "real"]
+        names += ["top1_among_all_outputs"] if self.restricted and not mapped else []
+        numbers = self.measures.scalars() | self.accuracies | {"calibration_error": self.calibration.now.error}
+        return {name: numbers[name] for name in (*names, "calibration_error") if name in numbers}
 
     @property
     def summary(self) -> str:
@@ -225,9 +213,8 @@ class Evaluation(EvaluatedImages):
     @property
     def headline(self) -> dict[str, float]:
         """Top-1 and top-5 as papers report them: among all outputs for classes by a mapping, as those of ObjectNet."""
-        if self.space.is_mapped:
-            return {"top1": self.among_all, "top5": self.among_all_top5}
-        return {"top1": self.measures.top1, "top5": self.measures.top5}
+        numbers, suffix = self.measures.scalars() | self.accuracies, "_among_all_outputs" * self.space.is_mapped
+        return {name: numbers[f"{name}{suffix}"] for name in ("top1", "top5")}
 
     def to_json(self) -> dict[str, Any]:
         """The evaluation as a JSON object, with the nonzero confusions as [label, prediction, images]."""
@@ -246,10 +233,8 @@ class Evaluation(EvaluatedImages):
             "flip": self.classifier.flip,
             **measures.scalars(),
             "headline": self.headline,
-            "top1_among_all_outputs": self.among_all,
-            "top5_among_all_outputs": self.among_all_top5,
-            "real": self.real,
-            "real_count": self.real_count,
+            **({"real": None} | self.accuracies),
+            "real_count": len(self.right.get("real", ())),
             "intervals": {name: list(ends) for name, ends in self.intervals.items()},
             "calibration": asdict(self.calibration),
             "unknown": None if self.rejection is None else self.rejection.to_json(),
