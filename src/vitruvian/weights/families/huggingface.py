@@ -517,12 +517,7 @@ class HuggingFaceTips(HuggingFaceDinoV2):
     empty_tokens = "reg_token"
     needs_type = True
     table = TABLES["tipsv2"]
-
-    def default_preprocess(self, checkpoint: Checkpoint, config: ViTConfig) -> Preprocess | None:
-        return HuggingFace.default_preprocess(self, checkpoint, config)
-
-    def model_type(self, config: ViTConfig) -> str:
-        return next(iter(self.model_types))
+    default_preprocess, model_type = HuggingFace.default_preprocess, HuggingFace.model_type
 
     def from_table_names(self, tensors: Tensors, config: ViTConfig) -> Tensors:
         layers = ("w12", "w3") if config.mlp == "swiglu" else ("c_fc", "c_proj")
@@ -622,6 +617,7 @@ class HuggingFaceSapiens(HuggingFaceDinoV3):
     default_heads = 16
     needs_type = True
     table = TABLES["sapiens2"]
+    from_table_names = HuggingFace.from_table_names
 
     def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
         state, heads = dict(tensors), read_int(self.config_of(checkpoint), "num_attention_heads", self.default_heads)
@@ -636,9 +632,6 @@ class HuggingFaceSapiens(HuggingFaceDinoV3):
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         facts = super().facts(checkpoint, tensors)
         return replace(facts, settings=facts.settings | {"norm": "rms", "mlp_scale": False})
-
-    def from_table_names(self, tensors: Tensors, config: ViTConfig) -> Tensors:
-        return tensors
 
     def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
         heads = {"num_key_value_heads_per_layer": [config.num_heads] * config.depth}
@@ -684,6 +677,7 @@ class HuggingFacePixio(HuggingFaceViT):
     default_heads = 16
     needs_type = True
     table = TABLES["pixio"]
+    model_type, rename_parameters = HuggingFace.model_type, HuggingFace.rename_parameters
 
     def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
         """Store the class tokens after the first as registers."""
@@ -692,12 +686,6 @@ class HuggingFacePixio(HuggingFaceViT):
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         return replace(super().facts(checkpoint, tensors), settings={"pool": "prefix_mean"})
-
-    def model_type(self, config: ViTConfig) -> str:
-        return next(iter(self.model_types))
-
-    def rename_parameters(self, native: Tensors, config: ViTConfig) -> Tensors:
-        return native
 
     def from_table_names(self, tensors: Tensors, config: ViTConfig) -> Tensors:
         parts = [tensors[name] for name in ("embeddings.cls_token", "embeddings.register_tokens") if name in tensors]
