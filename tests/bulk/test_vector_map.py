@@ -25,9 +25,10 @@ def vectors(images, model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(vectors, images, tmp_path_factory):
+    """With another column of labels, which misses the first image."""
     out = tmp_path_factory.mktemp("map")
     rows = [f"{path},{path.stem},{'cat' if 'a' in path.parts[-2] else 'dog'}" for path in sorted(images.rglob("*.png"))]
-    (out / "more.csv").write_text("\n".join(["path,number,prediction", *rows]))
+    (out / "more.csv").write_text("\n".join(["path,number,label", *rows[1:]]))
     return vector_map(vectors, out / "map.html", columns=out / "more.csv")
 
 
@@ -93,7 +94,7 @@ def test_columns_of_other_images_are_refused(tmp_path):
 def test_a_selection_is_made_in_the_page_and_downloaded(page, images, browser, visit, monkeypatch):
     visit(page.as_uri())
     options = [option.text for option in browser.find_elements("css selector", "#column option")]
-    assert options == ["label", "number", "prediction"]
+    assert options == ["label", "number", "label (more.csv)"]
     assert "23 images" in page.read_text()
     assert "1 without a vector left out" in page.read_text()
     legend = browser.find_elements("css selector", "#legend button")
@@ -109,7 +110,7 @@ def test_a_selection_is_made_in_the_page_and_downloaded(page, images, browser, v
         time.sleep(0.1)
     with target.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert rows[-1] == {"path": f"{images}/b/23.png", "label": "b", "prediction": "dog"}
+    assert rows[-1] == {"path": f"{images}/b/23.png", "label": "b", "label (more.csv)": "dog"}
     assert len(rows) == 23
     monkeypatch.setenv("VITRUVIAN_DATA", str(images))  # the download is in another folder
     assert open_dataset(target).classes == ("a", "b")
@@ -127,7 +128,7 @@ def test_a_selection_is_made_in_the_page_and_downloaded(page, images, browser, v
     browser.execute_cdp_cmd(
         "Runtime.evaluate", {"expression": "at('column').selectedIndex = 1; at('column').onchange()"}
     )
-    assert browser.find_element("id", "legend").text.split() == ["0", "23"]
+    assert browser.find_element("id", "legend").text.split() == ["1", "23"]
     colors = "new Set(new Uint32Array(pen.getImageData(0, 0, canvas.width, canvas.height).data.buffer)).size"
     time.sleep(0.5)  # the next frame
     drawn = browser.execute_cdp_cmd("Runtime.evaluate", {"expression": colors})["result"]["value"]

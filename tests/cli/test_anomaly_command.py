@@ -58,6 +58,13 @@ def test_wrong_use_is_one_line(vit, weights, parts):
         code, _, err = vit("anomaly", *arguments)
         assert code == 2
         assert reason in err
+    assert vit("anomaly", *good, "--model", weights, "--out", parts / "detector")[0] == 0
+    used = ["--model", parts / "detector", "--out", parts / "new"]
+    code, _, err = vit("anomaly", parts / "test", *used, "--masks", parts / "train")
+    assert (code, err.splitlines()[-1]) == (1, f"error: {parts / 'train'}: no image has a mask of its name")
+    assert not (parts / "new").exists()
+    code, printed, _ = vit("anomaly", parts / "none.png", *used, "--json")
+    assert (code, json.loads(printed)["error"]) == (1, f"{parts / 'none.png'}: no such file")
     code, _, err = vit("anomaly", *good, "--model", weights, "--out", parts)
     assert (code, err) == (1, f"error: {parts}: already exists; choose another folder\n")
     (parts / "empty").mkdir()

@@ -16,7 +16,7 @@ from vitruvian.bulk.similar import normalize
 from vitruvian.errors import DataError, require
 from vitruvian.explain.patches import principal_axes
 from vitruvian.files import write_text
-from vitruvian.progress import Track, no_tracking
+from vitruvian.progress import Track, no_tracking, print_status
 from vitruvian.report.html import render, script_hash, short_name
 from vitruvian.text import natural_key, plural
 
@@ -50,7 +50,10 @@ def vector_map(
     name, keys = str(store.result.job["data"]), [store.keys[index] for index in known]
     folder = name.rstrip("/") if Path(name).expanduser().is_dir() else ""
     shown = {"label": [store.labels[i] or "" for i in known], "split": [store.splits[i] or "" for i in known]}
-    shown |= {} if columns is None else read_columns(Path(columns).expanduser(), keys, folder)
+    if columns is not None:
+        table = Path(columns).expanduser()
+        others = read_columns(table, keys, folder)
+        shown |= {f"{title} ({table.name})" if title in shown else title: values for title, values in others.items()}
     positions = layout(normalize(np.asarray(store.values[known])))
     low, span = positions.min(axis=0), max(float(np.ptp(positions, axis=0).max()), 1e-12)
     x, y = np.rint((positions - low) / span * LEVELS).T
@@ -115,6 +118,8 @@ def read_columns(path: Path, keys: list[str], folder: str) -> dict[str, list[str
         raise DataError("no column 'key' or 'path' that names the images", where=path)
     found = {row[by] or "": row for row in rows}
     matches = [found.get(key) or found.get(f"{folder}/{key}") or {} for key in keys]
+    if missing := sum(not row for row in matches):
+        print_status(f"note: {path} has no row for {missing:,} of {plural(len(keys), 'image')}")
     if not any(matches):
         raise DataError(f"none of its {by}s is one of the vectors, such as {keys[0]}", where=path)
     return {name: [row.get(name) or "" for row in matches] for name in names if name != by}

@@ -140,7 +140,7 @@ def anomaly(
         raise typer.BadParameter("applies to --good; the detector has its own", param_hint=flags)
     import_torch()
     from vitruvian.data.folder import find_images
-    from vitruvian.explain.anomaly import Anomalies, find_anomalies, measure
+    from vitruvian.explain.anomaly import Anomalies, find_anomalies, find_masks, measure
 
     settings_file = vt.AnomalyDetector.SETTINGS
     if (Path(model).expanduser() / settings_file).is_file() is bool(good):
@@ -159,6 +159,8 @@ def anomaly(
         print_status(f"wrote the detector and its report to {out}")
         return
     detector, images, findings = vt.AnomalyDetector.load(model, device=device), find_images(paths or []), []
+    if masks is not None:
+        find_masks([Path(image) for image in images], masks)  # raises if they do not fit, before anything is written
     for finding in track(find_anomalies(detector, images, out), len(images), "images"):
         findings.append(finding)
         if as_json:

@@ -289,6 +289,8 @@ def measure(findings: Sequence[ScoredImage], masks: Path | None = None) -> dict[
             are both.
     """
     findings = [finding for finding in findings if not finding.error]
+    if not findings:
+        return {}
     paths = [Path(finding.path) for finding in findings]
     files = find_masks(paths, masks) if masks is not None else {}
     truths = {path: read_truth(file, findings[paths.index(path)].size) for path, file in files.items()}
