@@ -203,5 +203,7 @@ def test_words_are_drawn_where_they_are(name, request, photos, tmp_path):
     for each in first["maps"]:
         expected = probabilities_of(model, logits)[0, ..., each["class"]].numpy()
         np.testing.assert_allclose(arrays[each["map"]], expected, atol=1e-5)
-    ran = vit(*arguments[:6], "--figures", "--labels", "cat")
-    assert ran.exit_code == 2
+    ran = vit(*arguments[:4], "--labels", "cat,dog,bird", "--top", "2", "--out", tmp_path, "--json")
+    assert [each["map"] for each in json.loads(ran.stdout.splitlines()[0])["maps"]] == ["label", "label-2"]
+    assert vit(*arguments[:4], "--figures", "--labels", "cat").exit_code == 2
+    assert "--template needs --labels" in str(vit(*arguments[:4], "--template", "a {}", "--out", tmp_path).exception)

@@ -85,12 +85,12 @@ def explain(
     images = find_images(paths or [])
     words = None if labels is None else parse_labels(labels)
     if words is not None:
-        maps, top = maps or [MapKind.label], 1 if target else len(words)
+        maps, top = maps or [MapKind.label], top if target or top > 1 else len(words)
     methods = tuple(method for method in typing.get_args(AnyMethod) if method in maps) if maps else METHODS
     of_attention: Any = {"layer": layer, "head": head, "patch": patch}
     settings = vt.MapSettings(methods=methods, target=target, top=top, deletion=deletion, **of_attention)
     source = default_source() if model is None else model
-    if words is None:
+    if words is None and template is None:
         encoder = Encoder(source, **vars(options))
     else:
         encoder = vt.Classifier(source, labels=words, template=template, **vars(options))
