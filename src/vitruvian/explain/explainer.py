@@ -164,9 +164,8 @@ class Explainer:
         # an encoder checks the channels, and moves the model to the device
         self.device = (self.classifier or Encoder(self.vit, device=device)).device
         check_head(self.vit, self.settings.head)
-        if self.settings.layer is not None:
-            self.vit.layer(self.settings.layer)
         self.target = self.class_index(self.settings.target) if self.settings.target else None
+        self.pca_layer = default_layer(self.vit) if self.settings.layer is None else self.vit.layer(self.settings.layer)
         self.components: Components | None = None
         """Components that `fit_components` found; without, `stream` fits them to its images."""
 
@@ -204,8 +203,7 @@ class Explainer:
 
     def patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens (R, C, D) of the layer that `pca` shows, and its attention sinks (R, C), of one image's pixels."""
-        layer = default_layer(self.vit) if self.settings.layer is None else self.settings.layer
-        tokens, sinks = patch_tokens(self.vit, pixels[None].to(self.device), [layer])
+        tokens, sinks = patch_tokens(self.vit, pixels[None].to(self.device), [self.pca_layer])
         return tokens[0], sinks[0]
 
     def stream(self, images: Iterable[ImageInput]) -> Iterator[Explained]:
@@ -295,8 +293,7 @@ class Explainer:
                 if not tokens.isfinite().all():
                     raise NotFiniteError(NOT_FINITE)
                 fitted = components or fit_components([tokens], 1)
-                layer = vit.layer(default_layer(vit) if settings.layer is None else settings.layer)
-                title = f"principal components of the patches after layer {layer}"
+                title = f"principal components of the patches after layer {self.pca_layer}"
                 if count := int(sinks.sum()):
                     title += f"; {plural(count, 'attention sink')} filled in"
                 yield Map(name="pca", title=title, values=fitted.colors(tokens))

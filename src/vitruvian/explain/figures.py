@@ -19,6 +19,7 @@ from vitruvian.errors import ConfigError, DataError, ImageError
 from vitruvian.explain.attention import require_shares, require_vit
 from vitruvian.explain.explainer import describe_model
 from vitruvian.explain.overlay import write_arrays
+from vitruvian.explain.patches import principal_axes
 from vitruvian.files import write_text
 from vitruvian.inference import Encoder, batched
 from vitruvian.model.batching import eval_mode
@@ -61,13 +62,10 @@ def filter_components(model: Model, count: int = COMPONENTS) -> tuple[Tensor, Te
     weight = first.standardized() if isinstance(first, StdConv) else first.weight
     kernels = weight.detach().cpu().double()  # (D, channels, S, S)
     flat = kernels.permute(0, 2, 3, 1).flatten(1)
-    _, strengths, components = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
-    variance = strengths.square()
-    components = components[:count]
-    strongest = components.gather(1, components.abs().argmax(dim=1, keepdim=True))
-    components = components * strongest.sign()
+    mean, axes = principal_axes(flat, min(count, *flat.shape))
+    variance = ((flat - mean) @ axes).square().sum(dim=0) / (flat - mean).square().sum()
     side, channels = kernels.shape[-1], kernels.shape[1]
-    return components.view(-1, side, side, channels).float(), (variance / variance.sum())[:count].float()
+    return axes.T.reshape(-1, side, side, channels).float(), variance.float()
 
 
 def position_kind(config: ViTConfig) -> str:
