@@ -106,7 +106,10 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
 
 def test_a_failed_compilation_leaves_nothing_behind(tmp_path, cache):
     path = make_manifest(tmp_path, "path,label\nimages/0.png,a\nimages/1.png,\n")
-    with pytest.raises(DataError, match=r"list.csv, line 3: no label; every row needs both"):
+    with pytest.raises(
+        DataError,
+        match=r"list.csv, line 3: no label; every row needs both, unless the target is several labels \(multi\)",
+    ):
         open_dataset(path)
     assert [name for _, _, names in os.walk(cache) for name in names] == []
 

@@ -216,6 +216,7 @@ def parse_row(path: Path, position: str, row: dict[str, Any], layout: Layout) ->
         is_inside = any(target.is_relative_to(os.path.abspath(root)) for root in (layout.root, data_root()))
     if not image or (not label and is_single):
         reason, hint = f"no {'label' if image else 'path'}", "every row needs both"
+        hint += ", unless the target is several labels (multi)" if image else ""
     elif not is_inside:
         reason = f"the path {printable(image)} points outside {layout.root.absolute()}"
         hint = f"move the manifest to a folder above its images, or set {DATA_VARIABLE} to one"
