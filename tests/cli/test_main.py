@@ -114,7 +114,7 @@ OPTIONS = {
     "export": "--adapter --to --batch-size --image-size --dynamic-size --features --num-heads --overwrite --json",
     "optimize": "--calibrate --max-loss --only --images --minutes --evaluate --engine --weight-bits "
     "--tome-r --image-size --split --batch-size --num-heads --json",
-    "bench": "--model -m --engine --batches --rounds --image --plot --json --num-heads --image-size --tome-r --device "
+    "bench": "--model -m --engine --batches --rounds --image --json --num-heads --image-size --tome-r --device "
     "--precision --compile --csv --adapter",
     "serve": "--watch --model -m --adapter --host --port --batch-size --queue --max-mb --max-seconds --allow-host "
     "--image-size --engine --device --precision --compile --num-heads --tome-r",

@@ -44,7 +44,6 @@ def bench(
     batches: Annotated[str, option("N,N", "Batch sizes to measure.")] = "1,16",
     rounds: Annotated[int, option("N", "Measurements per engine and batch size.", min=1)] = 20,
     image: Annotated[Path | None, option("FILE", "Image to decode [default: a synthetic JPEG of 500 x 375].")] = None,
-    plot: Annotated[Path | None, option("FILE", "Plot images per second over batch size (.png).")] = None,
     csv: Annotated[Path | None, CSV] = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object instead of the tables.")] = False,
 ) -> None:
@@ -54,11 +53,10 @@ def bench(
     With --precision or --compile, torch is measured both with and without them.
     """
     counts = parse_numbers(batches, "--batches", "1,16")
-    opt.check_suffix(plot, ".png", "--plot")
     opt.check_suffix(csv, ".csv", "--csv")
     import_torch()
     from vitruvian.engines.bench import bench as run_bench
-    from vitruvian.files import atomic_path, open_table
+    from vitruvian.files import open_table
     from vitruvian.inference import Encoder
     from vitruvian.machine import choose_device
 
@@ -72,12 +70,6 @@ def bench(
         with open_table(csv, {}) as write:
             write(result.rows())
         print_status(f"wrote {csv}")
-    if plot is not None:
-        chart = result.chart().image()
-        assert chart is not None
-        with atomic_path(plot) as new:
-            chart.save(new)
-        print_status(f"wrote {plot}")
 
 
 def optimize(

@@ -43,7 +43,6 @@ from vitruvian.model.build import Model
 from vitruvian.model.encoder import Block
 from vitruvian.model.vit import ViT
 from vitruvian.progress import print_status
-from vitruvian.report.chart import Chart, Line
 from vitruvian.settings import BatchSize, Record, Size, validate
 from vitruvian.text import table
 
@@ -109,14 +108,6 @@ class Bench(Record):
             "image_size": "x".join(map(str, self.image_size)),
         }
         return [machine | dataclasses.asdict(speed) for speed in self.speeds]
-
-    def chart(self) -> Chart:
-        """Images per second over the batch size, one line per engine."""
-        points: dict[str, list[tuple[float, float]]] = {}
-        for speed in self.speeds:
-            points.setdefault(speed.engine, []).append((speed.batch_size, speed.images_per_second))
-        lines = [Line(engine, values) for engine, values in points.items()]
-        return Chart(title="images per second", lines=lines, x_label="batch", log_x=True, y_from=0.0)
 
 
 def bench(
