@@ -112,6 +112,7 @@ PAGES = {
         "context": vars_of,
     },
     "compare.html": {
+        "metric": "accuracy, %",
         "tile_values": TILES,
         "pairs": ["a is better than b"],
         "setting_titles": ["setting", "a", "b"],
