@@ -370,6 +370,9 @@ def graph_files(model: Model, engine: str, size: Size) -> tuple[Path, list[Path]
 def cached_graph(model: Model, engine: str, size: Size) -> Path:
     """Path of the model's graph in the cache, with logits and features; exported the first time."""
     folder, files = graph_files(model, engine, size)
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main and not is_intact(folder / RECORD, files) and engine not in export_apart(model, size):
+        raise ConversionError(f"the export of the model for {engine} failed")  # here it would disturb other threads
     if not is_intact(folder / RECORD, files):  # checked before locking, since a read-only cache cannot be locked
         try:
             with file_lock(folder / "lock"):
