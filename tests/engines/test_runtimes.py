@@ -1,6 +1,9 @@
 """Sessions of ONNX Runtime and OpenVINO, and graphs that crash a runtime."""
 
 import importlib.metadata
+import importlib.util
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +29,32 @@ def test_a_package_that_is_distributed_under_another_name_has_a_version(monkeypa
 
     monkeypatch.setattr(runtimes, "version", unknown)
     assert runtimes.versions(["onnxruntime"]) == [f"onnxruntime {onnxruntime.__version__}"]
+
+
+SIGNALED = """
+import faulthandler, signal, sys
+import torch
+import vitruvian as vt
+from vitruvian.engines.runtimes import Session
+faulthandler.enable()  # gives signal handlers a stack of their own
+signal.signal(signal.SIGTERM, lambda *_: print("handled"))
+small = {"depth": 1, "width": 16, "mlp_dim": 16, "num_heads": 2}
+model = vt.build(vt.ViTConfig(image_size=(16, 16), patch_size=8, num_classes=2, **small))
+torch.nn.init.normal_(model.head.weight)
+vt.export(model, sys.argv[1], to="openvino")
+first, second = (Session(sys.argv[1] + "/model.xml", "openvino") for _ in range(2))
+del first
+del second
+signal.raise_signal(signal.SIGTERM)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="OpenVINO is not installed")
+def test_signals_are_handled_after_sessions_of_openvino_are_closed(tmp_path):
+    """Its CPU plugin replaces the stack of signal handlers, and restores the former one when it is unloaded."""
+    done = subprocess.run([sys.executable, "-c", SIGNALED, tmp_path / "graph"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
 
 
 def test_even_pieces_have_their_own_session(tmp_path, monkeypatch):

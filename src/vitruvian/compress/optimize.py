@@ -31,7 +31,7 @@ from vitruvian.config import CascadeConfig
 from vitruvian.engines.choose import RunMode, measure, open_forward
 from vitruvian.engines.export import Forward, check_model, export
 from vitruvian.engines.graph import CASCADE_FILE, check_runs
-from vitruvian.engines.runtimes import FORMATS, OpenGraph, check_engine, installed
+from vitruvian.engines.runtimes import FORMATS, OpenGraph, check_engine, installed, openvino_core
 from vitruvian.errors import ConfigError, ConversionError, UnknownNameError, VitruvianError, argument, require
 from vitruvian.files import atomic_path, check_writable, json_bytes
 from vitruvian.inference import Classifier, probabilities_of
@@ -647,4 +647,4 @@ def write_graph(graph: Path, folder: Path, name: str, engine: str) -> None:
         shutil.copy(graph, folder / f"{name}.onnx")
     else:
         openvino = require("openvino", "openvino")
-        openvino.save_model(openvino.Core().read_model(graph), folder / f"{name}.xml", compress_to_fp16=False)
+        openvino.save_model(openvino_core().read_model(graph), folder / f"{name}.xml", compress_to_fp16=False)

@@ -7,7 +7,7 @@ import mmap
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -47,9 +47,20 @@ def installed() -> list[str]:
 def runtime_devices(engine: str) -> list[str]:
     """The devices of a runtime, as it calls them: CPU, CUDA, GPU."""
     if engine == "openvino":
-        return [name.partition(".")[0] for name in require(engine, engine).Core().available_devices]
+        return [name.partition(".")[0] for name in openvino_core().available_devices]
     names: list[str] = require(engine, "onnx").get_available_providers()
     return [name.removesuffix("ExecutionProvider") for name in names]
+
+
+@cache
+def openvino_core() -> Any:
+    """OpenVINO's `Core`, one for the whole process.
+
+    When its CPU plugin is loaded, it replaces the stack of signal handlers, and when it is unloaded, it restores the
+    one it found. Two plugins that are unloaded in the order of loading leave a stack that has been freed, on which the
+    next signal, such as Ctrl-C, ends the process with a segmentation fault.
+    """
+    return require("openvino", "openvino").Core()
 
 
 def present(names: list[str]) -> list[str]:
@@ -166,7 +177,7 @@ _openvino_call = SerialFirstCall()
 
 
 def open_openvino(module: Any, path: Path, split: bool, batch_size: int | None, device: str) -> RuntimeGraph:
-    core, cores = module.Core(), torch.get_num_threads()
+    core, cores = openvino_core(), torch.get_num_threads()
     graph = core.read_model(path)
     if batch_size is not None and graph.inputs[0].get_partial_shape()[0].is_dynamic:
         graph.reshape([batch_size, *list(graph.inputs[0].get_partial_shape())[1:]])
