@@ -16,6 +16,7 @@ import pytest
 
 from vitruvian.weights.families.timm_config import rows
 
+pytestmark = pytest.mark.timeout(900)  # a scan takes a minute on free cores, and many on a busy machine
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -23,7 +24,7 @@ def scanned(*words: str, script: str = "architectures.py") -> list[str]:
     """In a process of its own: timm imports torchvision, in whose place the scan puts an empty module."""
     command = [sys.executable, str(BENCHMARKS / script), *words]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=840)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
