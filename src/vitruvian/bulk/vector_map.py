@@ -116,8 +116,8 @@ def read_columns(path: Path, keys: list[str], folder: str) -> dict[str, list[str
     by = next((name for name in ("key", "path") if name in names), None)
     if by is None:
         raise DataError("no column 'key' or 'path' that names the images", where=path)
-    found = {row[by] or "": row for row in rows}
-    matches = [found.get(key) or found.get(f"{folder}/{key}") or {} for key in keys]
+    row_of = {row[by] or "": row for row in rows}
+    matches = [row_of.get(key) or row_of.get(f"{folder}/{key}") or {} for key in keys]
     if missing := sum(not row for row in matches):
         print_status(f"note: {path} has no row for {missing:,} of {plural(len(keys), 'image')}")
     if not any(matches):

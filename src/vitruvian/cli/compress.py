@@ -60,8 +60,8 @@ def bench(
     from vitruvian.inference import Encoder
     from vitruvian.machine import choose_device
 
-    other = next((name for name in engine or () if not name.startswith("torch")), "torch")
-    device = choose_device(options.device, other)
+    first = next((name for name in engine or () if not name.startswith("torch")), "torch")
+    device = choose_device(options.device, first)
     plain = replace(options, engine="torch", device=device, precision="float32", compile=False)
     how: Any = {"precision": options.precision, "compile": options.compile, "engines": engine or None}
     result = run_bench(Encoder(model, **vars(plain)).model, **how, batches=counts, rounds=rounds, image=image)

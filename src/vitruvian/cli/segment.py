@@ -57,8 +57,8 @@ def segment(
     if not (out / (settings_file if masks else "overlays")).exists():  # from an earlier run, which is replaced
         check_new(out, "choose another folder")
     if masks is None:
-        given = {"--classes": classes, "--layers": layers, "--tile": tile, "--image-size": image_size}
-        if stored := [name for name, value in given.items() if value is not None]:
+        training_options = {"--classes": classes, "--layers": layers, "--tile": tile, "--image-size": image_size}
+        if stored := [name for name, value in training_options.items() if value is not None]:
             raise typer.BadParameter("applies to training; the segmenter has its own", param_hint=stored[0])
         segment_paths(
             vt.Segmenter.load(model, device=device), find_images(paths), out, polygons=polygons, as_json=as_json
@@ -84,15 +84,15 @@ def segment_paths(segmenter: "vt.Segmenter", images: list[str], out: Path, *, po
     from vitruvian.explain.segment import segment_images
 
     failed = 0
-    for found in track(segment_images(segmenter, images, out, polygons=polygons), len(images), "images"):
-        failed += "error" in found
+    for result in track(segment_images(segmenter, images, out, polygons=polygons), len(images), "images"):
+        failed += "error" in result
         if as_json:
-            print(json.dumps(found), flush=True)
-        elif "error" in found:
-            print_status(f"error: {found['error']}")
+            print(json.dumps(result), flush=True)
+        elif "error" in result:
+            print_status(f"error: {result['error']}")
         else:
-            shares = ", ".join(f"{printable(name)} {share:.1%}" for name, share in found["shares"].items() if share)
-            print(f"{printable(found['path'])}: {shares}; {printable(found['mask'])}", flush=True)
+            shares = ", ".join(f"{printable(name)} {share:.1%}" for name, share in result["shares"].items() if share)
+            print(f"{printable(result['path'])}: {shares}; {printable(result['mask'])}", flush=True)
     finish(failed, len(images))
 
 
@@ -170,15 +170,15 @@ def anomaly(
         else:
             verdict = ": anomalous" if finding.is_anomalous else ""
             print(f"{printable(finding.path)}: {finding.score:.4f}{verdict}", flush=True)
-    found = Anomalies(detector=detector, findings=findings, measured=measure(findings, masks))
-    found.write(out)
-    if found.measured and as_json:
-        print(json.dumps(found.measured))
-    elif found.measured:
+    anomalies = Anomalies(detector=detector, findings=findings, measured=measure(findings, masks))
+    anomalies.write(out)
+    if anomalies.measured and as_json:
+        print(json.dumps(anomalies.measured))
+    elif anomalies.measured:
         names = {"image_auroc": "image AUROC", "pixel_auroc": "pixel AUROC", "pro": "PRO"}
-        values = [f"{name} {found.measured[key]:.1f} %" for key, name in names.items() if key in found.measured]
-        if "interval" in found.measured:
-            values[0] += " (95% interval: {:.1f} to {:.1f})".format(*found.measured["interval"])
+        values = [f"{name} {anomalies.measured[key]:.1f} %" for key, name in names.items() if key in anomalies.measured]
+        if "interval" in anomalies.measured:
+            values[0] += " (95% interval: {:.1f} to {:.1f})".format(*anomalies.measured["interval"])
         print(", ".join(values))
     print_status(f"wrote the maps and the report to {out}")
     finish(sum(bool(finding.error) for finding in findings), len(images))

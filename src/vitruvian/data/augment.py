@@ -72,7 +72,7 @@ class Augment(Settings):
     """Subtracted from values between 0 and 1; one number for gray images, three for RGB."""
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     pixels: Literal["rgb", "stored"] = "rgb"
-    """As in the evaluation preprocessing. Stored channels are cropped, resized, padded and flipped as floats."""
+    """As `Preprocess.pixels`. Stored channels are cropped, resized, padded and flipped as floats."""
     output: Literal["float32", "uint8"] = "float32"
     """`uint8` leaves normalization to `normalize_batch`: a quarter of the bytes from worker to training process."""
     mixup_alpha: Annotated[float, Range(0.0, 1e6)] = 0.0

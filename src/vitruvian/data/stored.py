@@ -101,9 +101,9 @@ def display(image: ImageInput) -> Image.Image:
 
 
 def display_stored(image: ImageInput) -> Image.Image | None:
-    """Stored channels as `shown` draws them; None if they cannot be read."""
+    """Stored channels as `draw_stored` draws them; None if they cannot be read."""
     with suppress(ImageError, MissingExtraError):
-        return shown(read_stored(image))
+        return draw_stored(read_stored(image))
     return None
 
 
@@ -305,7 +305,7 @@ def read_dicom(data: bytes) -> Parsed:
     return values, 2 if samples > 1 else 0
 
 
-def shown(values: Floats) -> Image.Image:
+def draw_stored(values: Floats) -> Image.Image:
     """An image for the screen: the first channel, or the first three as colors, each stretched to its range."""
     chosen = values[..., :3] if values.shape[2] > 2 else values[..., :1]
     low, high = chosen.min((0, 1)), chosen.max((0, 1))

@@ -80,8 +80,8 @@ def write_site(folder: Path, graph: Graph) -> float | None:
     package = files("vitruvian")
     shared = [package / "serve" / "page" / name for name in SHARED_FILES]
     for source in (*shared, package / "report/templates/base.css", *(package / "serve" / "web").iterdir()):
-        place = folder if source.name in ("check.html", "offline.js") else folder / "page"
-        (place / source.name).write_bytes(source.read_bytes())
+        target = folder if source.name in ("check.html", "offline.js") else folder / "page"
+        (target / source.name).write_bytes(source.read_bytes())
     (folder / "index.html").write_text(render("page_web.html"), encoding="utf-8")
     facts = meta.to_json() | {
         "name": meta.origin if isinstance(config, GraphConfig) else title_of(config),

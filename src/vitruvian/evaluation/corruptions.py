@@ -275,9 +275,9 @@ class CorruptionResult:
 
     def rows(self) -> list[tuple[str, ...]]:
         """Kind, metric at each strength and their mean as text."""
-        number = number_format(self.metric)
+        text = number_format(self.metric)
         rows = ((name, [*values, float(np.mean(values))]) for name, values in self.kinds.items())
-        return [(name, *map(number.format, values)) for name, values in rows]
+        return [(name, *map(text.format, values)) for name, values in rows]
 
 
 def check_kinds(kinds: Sequence[str]) -> list[str]:

@@ -37,9 +37,9 @@ class FoldResult(Record):
         return {self.metric: content.pop("value")} | content
 
     def __str__(self) -> str:
-        number = metrics.number_format(self.metric)
-        ends = f"{number} to {number}".format(*self.interval)
-        folds = f"mean of {len(self.runs)} folds {number} ± {number}".format(self.mean, self.deviation)
+        text = metrics.number_format(self.metric)
+        ends = f"{text} to {text}".format(*self.interval)
+        folds = f"mean of {len(self.runs)} folds {text} ± {text}".format(self.mean, self.deviation)
         name = metrics.METRIC_TEXTS[self.metric].format(self.value)
         return f"{name} ({metrics.LEVEL:g}% interval {ends}) on {self.count:,} images out of fold; {folds}"
 
@@ -94,5 +94,5 @@ def write_predictions(path: Path, measures: metrics.ImageMeasures, images: Sourc
             if isinstance(images, Concat):  # of train and val
                 source, inner = images.part(index)
                 part = images.parts.index(source)
-            place = {"path": images.key(index), "split": ("train", "val")[part], "index": inner}
-            write([{**place, "label": images.label_text(index), **predicted, "fold": int(folds[index]) + 1}])
+            image = {"path": images.key(index), "split": ("train", "val")[part], "index": inner}
+            write([{**image, "label": images.label_text(index), **predicted, "fold": int(folds[index]) + 1}])

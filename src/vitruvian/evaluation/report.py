@@ -114,8 +114,8 @@ CORRUPTION_TITLES = ("corruption", *(f">strength {strength}" for strength in ran
 
 def describe_corruptions(result: CorruptionResult) -> str:
     """The mean over corruptions in one line."""
-    number = metrics.number_format(result.metric).format
-    mean, ends = metrics.METRIC_TEXTS[result.metric].format(result.mean), map(number, result.interval)
+    text = metrics.number_format(result.metric).format
+    mean, ends = metrics.METRIC_TEXTS[result.metric].format(result.mean), map(text, result.interval)
     ways = f"{len(result.kinds)} corruptions at {STRENGTHS} strengths"
     return f"{mean} ({' to '.join(ends)}) on {result.count:,} images, mean over {ways}"
 
@@ -123,14 +123,14 @@ def describe_corruptions(result: CorruptionResult) -> str:
 def slice_table(evaluation: Evaluation | TargetEvaluation) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Headings, and name, images, metric and interval of each slice, the worst first."""
     metric = evaluation.measures.metric
-    number = metrics.number_format(metric)
+    text = metrics.number_format(metric)
     return (
         evaluation.by,
         ">images",
         f">{(metrics.TARGET_NAMES | {'top1': 'top-1 accuracy, %'})[metric]}",
         f"{metrics.LEVEL:g}% interval",
     ), [
-        (s.name, f"{s.count:,}", number.format(s.value), f"{number} to {number}".format(*s.interval))
+        (s.name, f"{s.count:,}", text.format(s.value), f"{text} to {text}".format(*s.interval))
         for s in evaluation.slices
     ]
 

@@ -333,10 +333,10 @@ def find_masks(images: Sequence[Path], folder: Path) -> dict[Path, Path]:
         if not file.name.startswith(".")
     }
     keys = [(path, (folder_name, path.stem)) for path in images for folder_name in ("", path.parent.name)]
-    found = {path: files[key] for path, key in keys if key in files}
-    if len(set(found.values())) < max(1, len(found)):
-        raise DataError("two images have the same mask" if found else "no image has a mask of its name", where=folder)
-    return found
+    mask_of = {path: files[key] for path, key in keys if key in files}
+    if len(set(mask_of.values())) < max(1, len(mask_of)):
+        raise DataError("two images have the same mask" if mask_of else "no image has a mask of its name", where=folder)
+    return mask_of
 
 
 def read_truth(file: Path, size: Size) -> NDArray[np.bool_]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitruvian.config import Preprocess
 from vitruvian.data.decode import ImageInput
 from vitruvian.data.preprocess import apply_preprocess, open_image
-from vitruvian.data.stored import shown
+from vitruvian.data.stored import draw_stored
 from vitruvian.engines.graph import ImageModel
 from vitruvian.engines.runtimes import EngineName
 from vitruvian.errors import ConfigError, DataError, ImageError, NotFiniteError, UnknownNameError, nearest
@@ -228,7 +228,7 @@ class Explainer:
         def load(_: int, source: ImageInput) -> Loaded[tuple[str, Image.Image | None]]:
             try:
                 image = open_image(source, preprocess)
-                display = image if isinstance(image, Image.Image) else shown(image)
+                display = image if isinstance(image, Image.Image) else draw_stored(image)
                 return (image_name(source), display), apply_preprocess(image, preprocess)
             except ImageError as error:
                 return (image_name(source), None), error
@@ -259,8 +259,8 @@ class Explainer:
             ranking = (m for m in maps if m.index in (None, index) and m.name != "pca")
             values = {m.name: torch.from_numpy(m.values) for m in ranking}
             curves = deletion_curves(self.classifier, pixels, values, index)
-        seen: Any = {"rejected": rejected, "preprocess": self.vit.meta.preprocess}
-        return Explained(path=path, predictions=predictions, maps=maps, curves=curves, **seen)
+        facts: Any = {"rejected": rejected, "preprocess": self.vit.meta.preprocess}
+        return Explained(path=path, predictions=predictions, maps=maps, curves=curves, **facts)
 
     def maps(self, pixels: Tensor, targets: list[Prediction], components: Components | None = None) -> Iterator[Map]:
         """The maps of one image's normalized pixels, with gradients for `targets`."""

@@ -38,8 +38,8 @@ class Masks:
         """The mask of an image of `size` (columns, rows). Raises DataError if it has another size."""
         mask = self.readers[image.stem]()
         if mask.shape != size[::-1]:
-            found = f"the mask has {mask.shape[1]} x {mask.shape[0]} pixels, the image {size[0]} x {size[1]}"
-            raise DataError(found, where=image)
+            reason = f"the mask has {mask.shape[1]} x {mask.shape[0]} pixels, the image {size[0]} x {size[1]}"
+            raise DataError(reason, where=image)
         return mask
 
 
@@ -57,11 +57,11 @@ def open_masks(path: Path, classes: Sequence[str] = ()) -> Masks:
     if path.suffix.lower() == ".json":
         return open_coco_masks(path)
     # Pets has a hidden file of metadata beside some masks
-    found = [file for file in sorted(path.rglob("*.png")) if not file.name.startswith(".")]
-    if not found:
+    paths = [file for file in sorted(path.rglob("*.png")) if not file.name.startswith(".")]
+    if not paths:
         hint = "give a folder of PNG files, or a COCO .json file"
         raise DataError("no masks (*.png) in this folder or below it", where=path, hint=hint)
-    files = dict(zip(unique_stems(found, path), found))
+    files = dict(zip(unique_stems(paths, path), paths))
     named = dict(class_code(index, name) for index, name in enumerate(classes))
     check_count(named, path)
     if not named:

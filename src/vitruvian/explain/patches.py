@@ -73,8 +73,8 @@ def without_sinks(grid: Tensor) -> tuple[Tensor, Tensor]:
     tokens = F.layer_norm(grid.movedim(1, -1), grid.shape[1:2]).movedim(-1, 1)  # (B, D, R, C)
     known = (~sinks[:, None]).to(tokens)
     sums, counts = (F.avg_pool2d(x, 3, stride=1, padding=1) for x in (tokens * known, known))
-    whole = (tokens * known).mean(dim=(2, 3), keepdim=True) / known.mean(dim=(2, 3), keepdim=True)
-    around = torch.where(counts > 0, sums / counts.clamp(min=1e-6), whole)
+    mean = (tokens * known).mean(dim=(2, 3), keepdim=True) / known.mean(dim=(2, 3), keepdim=True)
+    around = torch.where(counts > 0, sums / counts.clamp(min=1e-6), mean)
     return torch.where(sinks[:, None], around, tokens).movedim(1, -1), sinks
 
 

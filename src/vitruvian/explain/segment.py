@@ -239,9 +239,9 @@ def train_segmenter(
         mask = opened.read(path, image.size)
         if (mask != IGNORED).any():
             examples.append(Example(path, mask, [(box, tokens.half()) for box, tokens in reader.tokens(image)]))
-    seen = sorted({int(index) for example in examples for index in np.unique(example.mask)} - {IGNORED})
-    if len(seen) < 2:
-        only = f"only the class {opened.classes[seen[0]]!r}" if seen else "no class"
+    indices = sorted({int(index) for example in examples for index in np.unique(example.mask)} - {IGNORED})
+    if len(indices) < 2:
+        only = f"only the class {opened.classes[indices[0]]!r}" if indices else "no class"
         raise DataError(f"the masks show {only}; a segmenter needs two", where=masks)
     if len(examples) == 1:
         notes.append("not measured: a single mask leaves no other image to measure on")

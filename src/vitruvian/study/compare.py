@@ -69,7 +69,7 @@ class Comparison:
     intervals: tuple[Interval, ...]
     pairs: tuple[PairedDifference, ...]  # each other model with the first
     classes: tuple[tuple[str, int, tuple[float, ...]], ...]
-    """Of each class, label or number: name, images, and accuracy, AP or mean error by model; largest spread first."""
+    """Each class, label or number: name, images, and accuracy, AP or mean error by model; largest spread first."""
     images: tuple[ImageDifference, ...]
     settings: dict[str, tuple[str, ...]]  # values of each model for every setting in which they differ
     notes: tuple[str, ...]

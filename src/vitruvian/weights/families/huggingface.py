@@ -754,15 +754,15 @@ class HuggingFaceRadio(HuggingFace):
         state["patch_generator.embedder.weight"] = state.pop("patch_embed.proj.weight").flatten(1)
         state["patch_generator.pos_embed"] = state.pop("pos_embed")
         inner = rename(state, [(r"\.ls([12])\.gamma$", r".layer_scale\1.lambda1"), ("^", "radio_model.model.")])
-        own = {"norm_mean": torch.zeros(side), "norm_std": torch.ones(side)}
-        outer = {f"radio_model.input_conditioner.{name}": tensor for name, tensor in own.items()}
+        identity = {"norm_mean": torch.zeros(side), "norm_std": torch.ones(side)}
+        outer = {f"radio_model.input_conditioner.{name}": tensor for name, tensor in identity.items()}
         return inner | outer | {"radio_model.summary_idxs": torch.arange(config.pool_tokens)}
 
     def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
         tokens = {"num_cls_tokens": config.pool_tokens, "num_registers": config.prefix_tokens - config.pool_tokens}
-        own = {"norm_mean": [0.0] * 3, "norm_std": [1.0] * 3, "mlp_ratio": config.mlp_dim / config.width}
+        fixed = {"norm_mean": [0.0] * 3, "norm_std": [1.0] * 3, "mlp_ratio": config.mlp_dim / config.width}
         read = {"summary_idxs": [*range(config.pool_tokens)], "max_img_size": config.image_size[0]}
-        return super().config_json(config, labels) | tokens | own | read
+        return super().config_json(config, labels) | tokens | fixed | read
 
 
 POSITION_ARRAY = "embeddings.position_embedding.weight"
