@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import re
 import shutil
 import signal
@@ -440,12 +441,22 @@ def test_ctrl_c_exits_with_130_and_nothing_more(vit, monkeypatch):
     assert vit("predict", "a.jpg", "--model", "m") == (130, "", "")
 
 
-def test_a_reader_that_leaves_early_is_no_error():
-    process = vit_process("models")
-    process.stdout.close()  # as `vit models | head -0` does
-    assert process.stderr.read() == ""
-    process.wait(timeout=60)
-    process.stderr.close()
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_leaves_early_is_no_error(monkeypatch, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    with vit_process("models") as process:
+        process.stdout.close()  # as `vit models | head -0` does
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_output_on_a_full_disk_is_one_line(monkeypatch, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    command = [sys.executable, "-c", "from vitruvian.cli.app import main; main()", "models"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "error: output: no space left on device\n")
 
 
 @pytest.mark.parametrize("command", ["train", "finetune"])

@@ -167,6 +167,20 @@ def main() -> None:
         sys.exit(error.exit_code if isinstance(error, VitruvianError) else 1)
     finally:
         sys.stdout, sys.stderr = streams
+        flush_stdout()
+
+
+def flush_stdout() -> None:
+    """Write the buffered output. Python does so at exit, too, where it cannot report an error in one line."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the rest of the buffer
+        if not isinstance(error, BrokenPipeError):  # the reader, such as `head`, has read enough
+            print_status(error_line(error))
+            sys.exit(1)
 
 
 def error_line(error: Exception) -> str:
