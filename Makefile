@@ -72,9 +72,12 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-docs: $(VENV)/.dev
+# The bundled model runs in the browser under site/demo, which needs a web server.
+docs: $(VENV)/.dev browser
 	@$(BIN)/zensical build --strict -f mkdocs.yml
-	@echo "open site/index.html"
+	@rm -rf site/demo
+	@$(BIN)/vit export src/vitruvian/bundled site/demo --to web
+	@echo "open site/index.html, or run: python3 -m http.server --directory site"
 
 dist: $(VENV)/.dev
 	@$(BIN)/python -m build --no-isolation

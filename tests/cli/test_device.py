@@ -56,8 +56,13 @@ def test_every_command_runs_on_an_accelerator_and_names_it_once(weights, tmp_pat
             "--out",
             str(tmp_path / "segmenter"),
         ],
+        "anomaly": ["anomaly", "--good", f"{data}/train/dark", *model, "--out", str(tmp_path / "detector")],
         "bench": ["bench", *model, "--rounds", "1", "--batches", "2", "--json"],
         "train": ["train", "digits", "--out", str(tmp_path / "run"), *(f"--set={value}" for value in SETTINGS)],
+        "finetune": [
+            *("finetune", data, "--from", str(weights), "--out", str(tmp_path / "sweep"), "--seeds", "1", "--quick"),
+            *(f"--set={value}" for value in ("steps=1", "batch_size=4", "warmup=0", "workers=0")),
+        ],
         "serve": ["serve-in-process", str(weights), image],
         "bf16": ["predict", image, *model, "--json", "--precision", "bf16"],
         "both": ["predict", image, *model, "--engine", "onnxruntime", "--device", "pretend"],
@@ -71,7 +76,8 @@ def test_every_command_runs_on_an_accelerator_and_names_it_once(weights, tmp_pat
     assert [(name, err) for name, (code, _, err) in ran.items() if code and err] == [
         ("both", "error: --engine 'onnxruntime' runs on the CPU; --device 'pretend' needs --engine 'torch'\n")
     ]
-    assert [name for name, (_, _, err) in ran.items() if LINE in err] == ["predict", "train"]  # once, and as a note
+    named = {name: err.count(LINE) for name, (_, _, err) in ran.items() if LINE in err}
+    assert named == {"predict": 1, "train": 1, "finetune": 1}  # once, and as a note of runs
     changed = "precision: bf16 changes 0 of 1 top-1 predictions (0.0%) in the first batch, compared with float32"
     assert changed in ran["bf16"][2]  # moved there and back; the pretend device computes in float32
     for name, rows, key in (("predict", "predictions", "label"), ("similar", "neighbors", "key")):
